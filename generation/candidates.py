@@ -1,0 +1,176 @@
+"""One round of drafting inside transformers' assisted loop: read features, draft a block, hand it over."""
+
+import time
+import warnings
+from typing import Any
+
+import torch
+from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTrainedModel, StaticCache
+from transformers.generation import CandidateGenerator
+from transformers.utils import ModelOutput
+
+from ..modeling import DrafterCache
+from .proposal import Proposal
+from .settings import DraftCall
+from .stats import DraftStats
+
+ROUNDS_BEFORE_WARNING = 32
+
+
+class CarryoverCandidateGenerator(CandidateGenerator):
+    """
+    Drafts for a target, with the target's hidden states at rejected positions as context for one more round
+    (arXiv 2609.14717, Algorithm 1).
+
+    Args:
+        target (`PreTrainedModel`): The model that verifies; its embedding and LM head are borrowed.
+        call ([`DraftCall`]): The drafter that proposes, and its settings.
+        generation_config (`GenerationConfig`): Of this call, prepared by `generate`.
+        logits_processor (`LogitsProcessorList`): Of this call.
+        attention_mask (`torch.Tensor` of shape `(1, prompt)`, *optional*): Zeros mark padding, whose features are left out.
+    """
+
+    requires_model_outputs = True
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        call: DraftCall,
+        generation_config: GenerationConfig,
+        logits_processor: LogitsProcessorList,
+        attention_mask: torch.Tensor | None = None,
+    ):
+        drafter, settings = call.drafter, call.settings
+        if settings.assistant_confidence_threshold is not None and not getattr(drafter.config, "confidence_head", False):
+            raise ValueError(
+                f"`assistant_confidence_threshold` is {settings.assistant_confidence_threshold}, but this "
+                f"{type(drafter).__name__} has no confidence head: set it to None."
+            )
+        self.target, self.drafter, self.settings = target, drafter, settings
+        self.logits_processor = logits_processor
+        self.do_sample = generation_config.do_sample
+        self.max_length = generation_config.max_length
+        self.embedding, self.lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        self.layers = [i + 1 for i in drafter.config.target_layer_ids]  # hidden_states[0] is the embedding output
+        wanted = True if generation_config.output_hidden_states else self.layers
+        self.model_kwargs_overrides = {"output_hidden_states": wanted}
+        self.prompt_rows = None if attention_mask is None else attention_mask[0].bool()
+        self.masks = torch.full((1, drafter.config.block_size - 1), drafter.config.mask_token_id, device=target.device)
+        self.cache = DrafterCache()
+        self.stats = DraftStats()
+        self.prefilled = False
+        self.drafted = 0  # tokens of the draft that is being verified
+        self.clock = 0.0  # when that draft was handed over
+
+    @torch.no_grad()
+    def get_candidates(
+        self,
+        input_ids: torch.LongTensor,
+        model_kwargs: dict[str, Any],
+        model_outputs: ModelOutput | None,
+        is_first_iteration: bool,
+        n_last_matches: int,
+        **kwargs,
+    ) -> tuple[torch.LongTensor, torch.Tensor | None]:
+        """
+        Args:
+            input_ids (`torch.LongTensor` of shape `(1, length)`): Tokens decided so far; the last one is the anchor.
+            model_kwargs (`dict`): The target's; its cache bounds the draft.
+            model_outputs (`ModelOutput`, *optional*): Of the last target forward; `None` before the prefill.
+            is_first_iteration (`bool`): Whether the prefill is still to come; then nothing is drafted.
+            n_last_matches (`int`): Draft tokens that the last verification accepted.
+
+        Returns:
+            The ids with the draft appended and, when sampling, the logits of the distribution it was drawn from.
+        """
+        started = time.perf_counter()
+        self.drafted, scores = 0, None
+        if not is_first_iteration:
+            budget = self._budget(input_ids.shape[1], model_kwargs.get("cache"))
+            if budget > 0:
+                features, committed = self._take_features(model_outputs, n_last_matches)
+                proposal = Proposal(input_ids, self.logits_processor, self.do_sample)
+                self.drafted = self._draft(features, committed, budget, proposal)
+                input_ids, scores = proposal.candidates(self.drafted, input_ids.shape[1])
+        self.clock = time.perf_counter()
+        self.stats.draft_seconds += self.clock - started
+        return input_ids, scores
+
+    def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int):
+        """Count the round that the target has just verified; the prefill is none."""
+        if not self.prefilled:
+            self.prefilled = True
+            return
+        self.stats.verify_seconds += time.perf_counter() - self.clock
+        self.stats.count_round(self.drafted, num_matches)
+        if self.stats.rounds == ROUNDS_BEFORE_WARNING and self.stats.accepted == 0:
+            warnings.warn(
+                f"None of the {self.stats.drafted} tokens drafted in {ROUNDS_BEFORE_WARNING} rounds was accepted: is this "
+                "drafter the one that was trained for this target?",
+                stacklevel=2,
+            )
+
+    def _budget(self, length: int, cache: Cache) -> int:
+        """Tokens that may be drafted so that neither `max_length` nor the end of the target's cache is passed."""
+        limits = [self.max_length - length - 1]
+        if isinstance(cache, StaticCache):
+            limits.append(cache.get_max_length() - length)
+        if self.settings.num_assistant_tokens is not None:
+            limits.append(self.settings.num_assistant_tokens)
+        return min(limits)
+
+    def _take_features(self, outputs: ModelOutput, n_last_matches: int) -> tuple[torch.Tensor, int]:
+        """
+        Features of the last verified window, of shape `(1, rows, n_layers * hidden)`, and how many of its rows are
+        committed: the old anchor's and those of the accepted tokens. The rows behind them are the ones to carry.
+        """
+        drafter, states = self.drafter, outputs.hidden_states
+        first_draft = self.cache.length == 0
+        committed = states[self.layers[0]].shape[1] if first_draft else n_last_matches + 1
+        rows = committed + (drafter.config.num_drafted if self.settings.carryover else 0)
+        features = torch.cat([states[i][:, :rows].to(drafter.device, drafter.dtype) for i in self.layers], dim=-1)
+        if self.model_kwargs_overrides["output_hidden_states"] is not True:
+            outputs["hidden_states"] = None  # a long prompt's raw states would stay in memory for one more round
+        if first_draft and self.prompt_rows is not None:
+            features = features[:, self.prompt_rows.to(features.device)]
+            committed = features.shape[1]
+        return features, committed
+
+    def _draft(self, features: torch.Tensor, committed: int, budget: int, proposal: Proposal) -> int:
+        """
+        Draft one block behind `proposal.path`, reading `[committed | carried | block]`.
+
+        Returns:
+            `int`: Tokens worth verifying, at most `budget`.
+        """
+        drafter, device = self.drafter, self.drafter.device
+        start, rows = self.cache.length, features.shape[1]
+        carried = torch.arange(rows, device=device)[None] >= committed if rows > committed else None
+        anchor = proposal.path[:, -1:]
+        block = torch.cat((anchor, self.masks), dim=1)
+        positions = torch.cat(
+            (
+                torch.arange(start, start + rows, device=device),
+                torch.arange(start + committed, start + committed + block.shape[1], device=device),
+            )
+        )
+        hidden = drafter(
+            block_embeds=drafter.embed(block.to(self.target.device), self.embedding).to(device, drafter.dtype),
+            context=drafter.fuse(features, carried),
+            position_ids=positions[None],
+            cache=self.cache,
+        ).last_hidden_state
+        self.cache.length = start + committed  # carried rows and the block are overwritten in the next round
+        self.stats.draft_stages += 1
+
+        slots = min(budget, drafter.config.num_drafted)
+        hidden = hidden[:, : slots + (not drafter.config.anchor_predicts)]
+        anchor = anchor.to(device)
+        tokens = drafter.choose(hidden, drafter.read_out(hidden, self._head), anchor, proposal.pick)
+        if (threshold := self.settings.assistant_confidence_threshold) is None:
+            return slots
+        sure = drafter.confidence(hidden, anchor, tokens)[0] >= threshold
+        return int(sure.cumprod(dim=0).sum())
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self.lm_head(hidden.to(self.target.device, self.target.dtype))

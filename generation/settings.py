@@ -1,0 +1,56 @@
+"""How to draft in one `generate` call: the drafter's own settings, overridden by the call's arguments."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+
+@dataclass(frozen=True)
+class DraftSettings:
+    """
+    Attributes:
+        carryover (`bool`): Whether rejected rows stay for one round (arXiv 2609.14717).
+        num_assistant_tokens (`int`, *optional*): Most tokens drafted in a round; `None` drafts whole blocks.
+        assistant_confidence_threshold (`float`, *optional*):
+            Cut the draft at the first slot whose predicted acceptance is lower; needs a confidence head.
+    """
+
+    carryover: bool = False
+    num_assistant_tokens: int | None = None
+    assistant_confidence_threshold: float | None = None
+
+    def __post_init__(self):
+        if self.num_assistant_tokens is not None and self.num_assistant_tokens < 1:
+            raise ValueError(
+                f"`num_assistant_tokens` is {self.num_assistant_tokens}: write at least 1, or call `generate` without "
+                "`assistant_model` to draft nothing."
+            )
+        threshold = self.assistant_confidence_threshold
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ValueError(f"`assistant_confidence_threshold` is {threshold}: write a probability, from 0 to 1.")
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """`list[str]`: Arguments that a `generate` call may override."""
+        return [field.name for field in fields(cls)]
+
+
+@dataclass(frozen=True)
+class DraftCall:
+    """A drafter and how it is to draft in one `generate` call; travels through it as the `assistant_model`."""
+
+    drafter: Any
+    settings: DraftSettings
+
+    @classmethod
+    def of(cls, drafter, overrides: dict[str, Any]) -> "DraftCall":
+        """Read the settings in `drafter.generation_config`, then apply the arguments of the call."""
+        saved = {name: getattr(drafter.generation_config, name, None) for name in DraftSettings.names()}
+        saved = {name: value for name, value in saved.items() if value is not None}
+        return cls(drafter, replace(DraftSettings(**saved), **overrides))
+
+    @property
+    def config(self) -> PreTrainedConfig:
+        """The drafter's configuration, which `generate` compares with the target's."""
+        return self.drafter.config

@@ -1,0 +1,52 @@
+"""Load any drafter, ours or another tool's."""
+
+import torch
+from safetensors import safe_open
+from transformers import AutoModel, PreTrainedConfig
+from transformers.utils import cached_file
+
+from .formats import translate
+from .modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
+
+OUR_MODEL_TYPES = {config.model_type for config in (DFlashDrafterConfig, DSparkDrafterConfig)}
+HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
+
+
+class AutoDrafter:
+    """Loads drafters from a folder or a Hub repository; `AutoModel` does too, for those saved by this package."""
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, **kwargs) -> Drafter:
+        """
+        Load a drafter of this package, or a z-lab DFlash, DeepSpec, SpecForge DSpark or speculators checkpoint.
+
+        Args:
+            pretrained_model_name_or_path (`str` or `os.PathLike`): Folder or Hub repository.
+            kwargs: As for `AutoModel.from_pretrained`, e.g. `dtype`, `device_map`, `revision`.
+
+        Returns:
+            [`Drafter`]: In evaluation mode.
+
+        Raises:
+            `ValueError`: if it is not a drafter that this package can run, or its weights are incomplete.
+        """
+        name = str(pretrained_model_name_or_path)
+        hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
+        config, _ = PreTrainedConfig.get_config_dict(name, **hub)
+        if config.get("model_type") in OUR_MODEL_TYPES:
+            return AutoModel.from_pretrained(name, **kwargs)
+        drafter_class, drafter_config = translate(config, name)
+        # Only a drafter of this package's making carries over; one that was saved under z-lab's names says so by a weight.
+        drafter_config.carryover = "carry_embedding" in _weight_names(name, hub)
+        drafter = drafter_class.from_pretrained(name, config=drafter_config, **kwargs)
+        if "speculators_model_type" in config and hasattr(drafter, "d2t"):
+            drafter.d2t += torch.arange(len(drafter.d2t), device=drafter.d2t.device)  # saved as offsets from the index
+        return drafter
+
+
+def _weight_names(name: str, hub: dict) -> list[str]:
+    path = cached_file(name, "model.safetensors", _raise_exceptions_for_missing_entries=False, **hub)
+    if path is None:
+        return []  # sharded: none of ours is that large
+    with safe_open(path, framework="pt") as weights:
+        return list(weights.keys())

@@ -1,0 +1,130 @@
+"""Checkpoints of other tools: what they are, and their configuration in our words."""
+
+from typing import Any
+
+from .modeling import DFlashDrafter, DrafterConfig, DSparkDrafter, default_target_layer_ids
+
+# Configuration keys of a Qwen3 body, which all of these formats share with us.
+BODY_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "attention_bias",
+    "attention_dropout",
+    "use_sliding_window",
+    "sliding_window",
+    "max_window_layers",
+    "layer_types",
+)
+HEAD_KEYS = ("markov_rank", "markov_head_type", "confidence_head_with_markov")
+READ_OUT_KEYS = ("output_multiplier", "final_logit_softcapping", "input_embedding_scale")
+
+KNOWN = "z-lab DFlash, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
+
+
+def translate(config: dict[str, Any], where: str) -> tuple[type, DrafterConfig]:
+    """
+    Read another tool's drafter configuration.
+
+    Args:
+        config (`dict`): The parsed `config.json`.
+        where (`str`): Folder or repository, for messages.
+
+    Returns:
+        The drafter class and its configuration.
+
+    Raises:
+        `ValueError`: naming the format, if it is not a drafter that this package can run.
+    """
+    kind = config.get("speculators_model_type")
+    name = (config.get("architectures") or ["no architecture"])[0]
+    nested = config.get("dflash_config") or {}
+    if kind in ("dflash", "dspark"):
+        return _from_speculators(config, kind)
+    if kind is None and name in ("Qwen3DSparkModel", "DSparkDraftModel"):
+        return _from_dspark({**config, **nested})
+    if kind is None and name == "DFlashDraftModel":
+        projector = nested.get("projector_type", "dflash")
+        if projector == "dflash" and not nested.get("causal_head"):
+            return _from_zlab({**config, **nested})
+        name = "JetSpec" if nested.get("causal_head") else projector
+    raise ValueError(
+        f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it loads its own "
+        f"drafters and {KNOWN}."
+    )
+
+
+def _body(config: dict[str, Any]) -> dict[str, Any]:
+    return {key: config[key] for key in BODY_KEYS if config.get(key) is not None}
+
+
+def _tied_to_target(config: dict[str, Any]) -> dict[str, Any]:
+    """Feature layers and block of the formats whose ids count decoder layers and whose hooks saw raw layer outputs."""
+    layers = config.get("num_target_layers")
+    ids = config.get("target_layer_ids") or default_target_layer_ids(layers, config["num_hidden_layers"])
+    if layers is not None and max(ids) == layers - 1:
+        raise ValueError(
+            f"`target_layer_ids` {ids} names the target's last layer, whose output this format reads before the final norm; "
+            "transformers hands it out after the norm, so the drafter would be misled: use a drafter with earlier layers."
+        )
+    return {
+        "target_layer_ids": ids,
+        "num_target_layers": layers,
+        "block_size": config["block_size"],
+        "mask_token_id": config.get("mask_token_id"),
+    }
+
+
+def _from_zlab(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
+    read_out = {key: config[key] for key in READ_OUT_KEYS if config.get(key) is not None}
+    return DFlashDrafter, DFlashDrafter.config_class(
+        **_body(config),
+        **_tied_to_target(config),
+        **{"input_embedding_scale": 1.0, **read_out},
+        anchor_predicts=False,
+        sliding_window_causal=config.get("is_causal", True),
+    )
+
+
+def _from_dspark(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
+    heads = {key: config[key] for key in HEAD_KEYS if config.get(key) is not None}
+    return DSparkDrafter, DSparkDrafter.config_class(
+        **_body(config),
+        **_tied_to_target(config),
+        **heads,
+        anchor_predicts=True,
+        confidence_head=bool(config.get("enable_confidence_head")),
+    )
+
+
+def _from_speculators(config: dict[str, Any], kind: str) -> tuple[type, DrafterConfig]:
+    layer = config["transformer_layer_config"]
+    drafter = DSparkDrafter if kind == "dspark" else DFlashDrafter
+    heads = {}
+    if kind == "dspark":
+        heads = {key: config[key] for key in HEAD_KEYS if config.get(key) is not None}
+        heads["confidence_head"] = bool(config.get("enable_confidence_head"))
+    draft_vocab = config.get("draft_vocab_size") or layer["vocab_size"]
+    return drafter, drafter.config_class(
+        **_body(layer),
+        **heads,
+        # These ids index `hidden_states`, whose entry 0 is the embedding output.
+        target_layer_ids=[i - 1 for i in config["aux_hidden_state_layer_ids"]],
+        block_size=config["block_size"],
+        mask_token_id=config.get("mask_token_id"),
+        anchor_predicts=config.get("sample_from_anchor", kind == "dspark"),
+        draft_vocab_size=draft_vocab,
+        own_lm_head=draft_vocab < layer["vocab_size"],
+        sliding_window_causal=not config.get("sliding_window_non_causal", False),
+    )

@@ -1,0 +1,26 @@
+"""What a drafter is: its configuration, its body and heads, its cache. Importing this registers the drafters."""
+
+from transformers import AutoConfig, AutoModel
+
+from .cache_drafter import DrafterCache
+from .configuration_dflash import DFlashDrafterConfig
+from .configuration_drafter import DrafterConfig, default_target_layer_ids
+from .configuration_dspark import DSparkDrafterConfig
+from .modeling_dflash import DFlashDrafter
+from .modeling_drafter import Drafter
+from .modeling_dspark import DSparkDrafter
+
+for drafter in (DFlashDrafter, DSparkDrafter):
+    AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
+    AutoModel.register(drafter.config_class, drafter, exist_ok=True)
+
+__all__ = [
+    "DFlashDrafter",
+    "DFlashDrafterConfig",
+    "DSparkDrafter",
+    "DSparkDrafterConfig",
+    "Drafter",
+    "DrafterCache",
+    "DrafterConfig",
+    "default_target_layer_ids",
+]

@@ -1,0 +1,200 @@
+"""What every drafter promises. Generation and training know drafters through this class only."""
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from .configuration_drafter import DrafterConfig
+
+Head = Callable[[torch.Tensor], torch.Tensor]
+Pick = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Drafter(PreTrainedModel):
+    """
+    A small model that proposes the next tokens of a target from the target's own hidden states.
+
+    Embedding and LM head are the target's: they are passed in, always called, and never in this model's `state_dict`.
+    Settings of drafting live in `generation_config` and are saved and loaded with the weights: `carryover`,
+    `num_assistant_tokens` (most tokens drafted in a round) and `assistant_confidence_threshold`.
+    """
+
+    config_class = DrafterConfig
+    base_model_prefix = ""
+    main_input_name = "block_embeds"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    # Other tools save frozen copies of what we borrow from the target, and a mask of the draft vocabulary.
+    _keys_to_ignore_on_load_unexpected = [r"^embed_tokens\.", r"^lm_head\.", r"^verifier_", r"^t2d$"]
+
+    def __init__(self, config: DrafterConfig):
+        if config.target_layer_ids is None:
+            raise ValueError("`target_layer_ids` is not set: write them, or build the configuration with `from_target`.")
+        super().__init__(config)
+        self.generation_config = GenerationConfig(carryover=config.carryover)
+        features = len(config.target_layer_ids) * config.target_hidden_size
+        self.carry_embedding = nn.Parameter(torch.zeros(features)) if config.carryover else None
+        if config.draft_vocab_size < config.vocab_size:
+            self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
+        self.lm_head = (
+            nn.Linear(config.hidden_size, config.draft_vocab_size, bias=False) if config.own_lm_head else None
+        )
+
+    def _init_weights(self, module: nn.Module):
+        super()._init_weights(module)
+        if isinstance(module, Drafter):
+            if module.carry_embedding is not None:
+                nn.init.zeros_(module.carry_embedding)
+            if hasattr(module, "d2t"):
+                module.d2t.copy_(torch.arange(module.config.draft_vocab_size))
+
+    def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
+        """
+        Turn the target's features into context rows.
+
+        Args:
+            features (`torch.Tensor` of shape `(batch, rows, n_layers * target_hidden)`): The target's hidden states.
+            carried (`torch.BoolTensor` of shape `(batch, rows)`, *optional*):
+                Rows at rejected positions; they get the carry embedding before the fusion (arXiv 2609.14717, section 3).
+
+        Returns:
+            `torch.Tensor` of shape `(batch, rows, hidden)`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has to say how it fuses features.")
+
+    def mark_carried(self, features: torch.Tensor, carried: torch.Tensor | None) -> torch.Tensor:
+        """Add the carry embedding to the rows where `carried` is true (shapes as in `fuse`)."""
+        if carried is None or self.carry_embedding is None:
+            return features
+        return features + carried.unsqueeze(-1) * self.carry_embedding
+
+    def embed(self, tokens: torch.Tensor, embedding: nn.Module) -> torch.Tensor:
+        """
+        Args:
+            tokens (`torch.LongTensor` of shape `(batch, slots)`): Ids of the target's vocabulary.
+            embedding (`nn.Module`): The target's input embedding.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, slots, target_hidden)`, in the target's dtype.
+        """
+        rows = embedding(tokens)
+        if self.config.input_embedding_scale is None:
+            return rows
+        factor = self.config.input_embedding_scale / getattr(embedding, "embed_scale", 1.0)
+        return rows if factor == 1 else rows * factor
+
+    def read_out(self, hidden: torch.Tensor, head: Head) -> torch.Tensor:
+        """
+        Logits of the slots that predict.
+
+        Args:
+            hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of a block.
+            head (`Callable`): The target's LM head, from `(..., hidden)` to `(..., vocab)`.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`.
+        """
+        hidden = self.predicting(hidden)
+        if self.lm_head is not None:
+            logits = self.lm_head(hidden)
+        else:
+            logits = head(hidden).to(hidden.device)
+            if hasattr(self, "d2t"):
+                logits = logits[..., self.d2t]
+        if self.config.output_multiplier != 1.0:
+            logits = logits * self.config.output_multiplier
+        if (bound := self.config.final_logit_softcapping) is not None:
+            logits = bound * torch.tanh(logits / bound)
+        return logits
+
+    def predicting(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The slots of a block that predict: `(batch, slots, hidden)` to `(batch, num_drafted, hidden)`."""
+        return hidden if self.config.anchor_predicts else hidden[:, 1:]
+
+    def choose(self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, pick: Pick) -> torch.Tensor:
+        """
+        Turn logits into draft tokens, left to right where one slot depends on the token before it.
+
+        Args:
+            hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of the block.
+            logits (`torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`): From `read_out`.
+            anchor (`torch.LongTensor` of shape `(batch, 1)`): The last decided token.
+            pick (`Callable`):
+                Draws tokens `(batch, n)` for the next n slots from their final logits `(batch, n, vocab)` and remembers
+                the distribution that they came from, so that verification uses exactly that one.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch, num_drafted)`.
+        """
+        return pick(self.over_target_vocabulary(logits))
+
+    def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
+        """Spread `(..., draft_vocab)` over `(..., vocab)`: a token outside the draft vocabulary has probability zero."""
+        if not hasattr(self, "d2t"):
+            return logits
+        spread = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
+        return spread.index_copy_(-1, self.d2t, logits)
+
+    def confidence(self, hidden: torch.Tensor, anchor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
+        """
+        Probability, without looking at a slot's own token, that it is accepted if those before it are.
+
+        Args:
+            hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of the block.
+            anchor (`torch.LongTensor` of shape `(batch, 1)`): The last decided token.
+            tokens (`torch.LongTensor` of shape `(batch, num_drafted)`): The draft.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_drafted)`, or `None` when the drafter has no such head.
+        """
+        return None
+
+    def _supports_logits_to_keep(self) -> bool:
+        return True  # an assistant of a target that was not enabled is asked this first, and then to `generate`
+
+    def generate(self, *args, **kwargs):
+        raise TypeError(
+            f"{type(self).__name__} only drafts: call `hf_carryover.enable(target)` once and then "
+            "`target.generate(..., assistant_model=drafter)`."
+        )
+
+    def get_input_embeddings(self):
+        """`None`: the embedding is the target's."""
+        return None
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, output_loading_info: bool = False, **kwargs):
+        """
+        As `PreTrainedModel.from_pretrained`, but a weight that is missing, left over or of another shape is an error.
+
+        Raises:
+            `ValueError`: naming the weights, or the foreign format of the folder.
+        """
+        drafter, report = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+        )
+        faults = {name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        if any(faults.values()):
+            told = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
+            raise ValueError(
+                f"The weights in {pretrained_model_name_or_path!r} are not those of a {cls.__name__} ({told}). Load another "
+                "tool's checkpoint with `hf_carryover.AutoDrafter.from_pretrained`."
+            )
+        hub_kwargs = {k: kwargs[k] for k in ("cache_dir", "revision", "token", "subfolder") if k in kwargs}
+        try:
+            saved = GenerationConfig.from_pretrained(pretrained_model_name_or_path, **hub_kwargs)
+        except OSError:
+            pass  # no generation_config.json: the settings that the configuration implies
+        else:
+            drafter.generation_config = saved
+        return (drafter, report) if output_loading_info else drafter
+
+    def save_pretrained(self, save_directory, *args, **kwargs):
+        """As `PreTrainedModel.save_pretrained`, with the drafting settings beside the weights."""
+        super().save_pretrained(save_directory, *args, **kwargs)
+        self.generation_config.save_pretrained(save_directory)
