@@ -41,7 +41,9 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         attention_mask: torch.Tensor | None = None,
     ):
         drafter, settings = call.drafter, call.settings
-        if settings.assistant_confidence_threshold is not None and not getattr(drafter.config, "confidence_head", False):
+        if settings.assistant_confidence_threshold is not None and not getattr(
+            drafter.config, "confidence_head", False
+        ):
             raise ValueError(
                 f"`assistant_confidence_threshold` is {settings.assistant_confidence_threshold}, but this "
                 f"{type(drafter).__name__} has no confidence head: set it to None."
@@ -50,7 +52,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.logits_processor = logits_processor
         self.do_sample = generation_config.do_sample
         self.max_length = generation_config.max_length
-        self.embedding, self.lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        self.embedding, self.head = target.get_input_embeddings(), call.head_of(target)
         self.layers = [i + 1 for i in drafter.config.target_layer_ids]  # hidden_states[0] is the embedding output
         wanted = True if generation_config.output_hidden_states else self.layers
         self.model_kwargs_overrides = {"output_hidden_states": wanted}
@@ -166,11 +168,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         slots = min(budget, drafter.config.num_drafted)
         hidden = hidden[:, : slots + (not drafter.config.anchor_predicts)]
         anchor = anchor.to(device)
-        tokens = drafter.choose(hidden, drafter.read_out(hidden, self._head), anchor, proposal.pick)
+        tokens = drafter.choose(hidden, drafter.read_out(hidden, self.head), anchor, proposal.pick)
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return slots
         sure = drafter.confidence(hidden, anchor, tokens)[0] >= threshold
         return int(sure.cumprod(dim=0).sum())
-
-    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self.lm_head(hidden.to(self.target.device, self.target.dtype))

@@ -73,7 +73,8 @@ class CarryoverGenerationMixin(GenerationMixin):
 def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
     """
     Raises:
-        `ValueError`: if the call has more than one row, embeddings instead of tokens, or a cache that is already filled.
+        `ValueError`: if the call has more than one row, embeddings instead of tokens, or a cache that is already filled or
+            that cannot drop rejected tokens.
     """
     if input_ids.shape[0] > 1:
         raise ValueError(
@@ -82,10 +83,16 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("A drafter needs the prompt's tokens: pass `input_ids` instead of `inputs_embeds`.")
-    if (filled := model_kwargs["cache"].get_seq_length()) > 0:
+    cache = model_kwargs["cache"]
+    if (filled := cache.get_seq_length()) > 0:
         raise ValueError(
             f"The cache passed to `generate` already holds {filled} positions, for which the drafter has no features: pass "
             "the whole conversation as `input_ids` and no cache."
+        )
+    if not cache.is_croppable:
+        raise ValueError(
+            f"This call's {type(cache).__name__} cannot drop rejected tokens again, as quantised caches and static ones with "
+            "sliding-window layers cannot: leave `cache_implementation` out."
         )
 
 

@@ -49,14 +49,18 @@ def check_pair(target: PreTrainedModel, drafter):
     rows = target.get_input_embeddings().num_embeddings
     faults = []
     if config.target_hidden_size != text.hidden_size:
-        faults.append(f"it reads hidden states of width {config.target_hidden_size}, the target's are {text.hidden_size}")
+        faults.append(
+            f"it reads hidden states of width {config.target_hidden_size}, the target's are {text.hidden_size}"
+        )
     if config.vocab_size != text.vocab_size:
         faults.append(f"it drafts for a vocabulary of {config.vocab_size}, the target's is {text.vocab_size}")
     layers = config.num_target_layers
     if layers is not None and layers != text.num_hidden_layers:
         faults.append(f"it was made for {layers} target layers, the target has {text.num_hidden_layers}")
     if outside := [i for i in config.target_layer_ids if not -1 <= i < text.num_hidden_layers]:
-        faults.append(f"its `target_layer_ids` {outside} are not among the target's layers 0 to {text.num_hidden_layers - 1}")
+        faults.append(
+            f"its `target_layer_ids` {outside} are not among the target's layers 0 to {text.num_hidden_layers - 1}"
+        )
     if not 0 <= config.mask_token_id < rows:
         faults.append(f"its `mask_token_id` {config.mask_token_id} is outside the target's embedding of {rows} rows")
     if config.mask_token_id in end_tokens(target):

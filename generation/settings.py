@@ -1,9 +1,11 @@
 """How to draft in one `generate` call: the drafter's own settings, overridden by the call's arguments."""
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from transformers import PreTrainedConfig
+from transformers import PreTrainedConfig, PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,9 @@ class DraftSettings:
         return [field.name for field in fields(cls)]
 
 
+_heads: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
 @dataclass(frozen=True)
 class DraftCall:
     """A drafter and how it is to draft in one `generate` call; travels through it as the `assistant_model`."""
@@ -49,6 +54,17 @@ class DraftCall:
         saved = {name: getattr(drafter.generation_config, name, None) for name in DraftSettings.names()}
         saved = {name: value for name, value in saved.items() if value is not None}
         return cls(drafter, replace(DraftSettings(**saved), **overrides))
+
+    def head_of(self, target: PreTrainedModel) -> Callable:
+        """The head that the drafter reads out with; a draft vocabulary's rows of the target's are kept between calls."""
+        lm_head = target.get_output_embeddings()
+        source = weakref.ref(lm_head), target.device, target.dtype
+        if _heads.get(self.drafter, (None,))[0] != source:
+            head = self.drafter.borrow(lm_head, target.device, target.dtype)
+            if not hasattr(self.drafter, "d2t"):
+                return head
+            _heads[self.drafter] = source, head
+        return _heads[self.drafter][1]
 
     @property
     def config(self) -> PreTrainedConfig:

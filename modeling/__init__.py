@@ -13,6 +13,9 @@ from .modeling_dspark import DSparkDrafter
 for drafter in (DFlashDrafter, DSparkDrafter):
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
     AutoModel.register(drafter.config_class, drafter, exist_ok=True)
+    # Saving a drafter also copies these files beside its weights, for `trust_remote_code=True` without this package.
+    drafter.config_class.register_for_auto_class("AutoConfig")
+    drafter.register_for_auto_class("AutoModel")
 
 __all__ = [
     "DFlashDrafter",

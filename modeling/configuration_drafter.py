@@ -84,7 +84,9 @@ class DrafterConfig(Qwen3Config):
         if self.draft_vocab_size is None:
             self.draft_vocab_size = self.vocab_size
         super().__post_init__(**kwargs)
-        if self.target_layer_ids is not None:  # transformers builds a configuration of defaults to save only differences
+        if (
+            self.target_layer_ids is not None
+        ):  # transformers builds a configuration of defaults to save only differences
             self._refuse_contradictions()
 
     @property
@@ -127,7 +129,26 @@ class DrafterConfig(Qwen3Config):
                 "write one type for each layer."
             )
         if "sliding_attention" in self.layer_types and not self.sliding_window:
-            raise ValueError("`layer_types` has sliding layers: write `sliding_window`, the number of positions they see.")
+            raise ValueError(
+                "`layer_types` has sliding layers: write `sliding_window`, the number of positions they see."
+            )
+
+    @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs) -> tuple[dict, dict]:
+        """
+        As `PreTrainedConfig.get_config_dict`, but another model's configuration is an error, not a warning.
+
+        Raises:
+            `ValueError`: naming what the folder holds.
+        """
+        config, kwargs = super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        if config.get("model_type") != cls.model_type:
+            found = ", ".join(config.get("architectures") or [str(config.get("model_type"))])
+            raise ValueError(
+                f"{str(pretrained_model_name_or_path)!r} holds a {found}, not a {cls.model_type}: "
+                "`hf_carryover.AutoDrafter.from_pretrained` loads every drafter as what it is."
+            )
+        return config, kwargs
 
     @classmethod
     def from_target(

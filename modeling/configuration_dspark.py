@@ -31,7 +31,9 @@ class DSparkDrafterConfig(DrafterConfig):
     def _refuse_contradictions(self):
         super()._refuse_contradictions()
         if self.markov_head_type not in MARKOV_HEADS:
-            raise ValueError(f"`markov_head_type` is {self.markov_head_type!r}: write one of {', '.join(MARKOV_HEADS)}.")
+            raise ValueError(
+                f"`markov_head_type` is {self.markov_head_type!r}: write one of {', '.join(MARKOV_HEADS)}."
+            )
         if self.markov_rank < 0:
             raise ValueError(f"`markov_rank` is {self.markov_rank}: write 0 for no Markov head, or its rank.")
         if self.confidence_head_with_markov and not (self.confidence_head and self.markov_rank):

@@ -34,7 +34,9 @@ class Drafter(PreTrainedModel):
 
     def __init__(self, config: DrafterConfig):
         if config.target_layer_ids is None:
-            raise ValueError("`target_layer_ids` is not set: write them, or build the configuration with `from_target`.")
+            raise ValueError(
+                "`target_layer_ids` is not set: write them, or build the configuration with `from_target`."
+            )
         super().__init__(config)
         self.generation_config = GenerationConfig(carryover=config.carryover)
         features = len(config.target_layer_ids) * config.target_hidden_size
@@ -88,24 +90,47 @@ class Drafter(PreTrainedModel):
         factor = self.config.input_embedding_scale / getattr(embedding, "embed_scale", 1.0)
         return rows if factor == 1 else rows * factor
 
+    @torch.no_grad()
+    def borrow(self, lm_head: nn.Module, device: torch.device, dtype: torch.dtype) -> Head:
+        """
+        The head that this drafter reads out with: its own, the target's, or the target's rows of the draft vocabulary.
+
+        Those rows are got by calling the head on unit vectors, which works for wrapped and quantised heads too, and are
+        copied once; a head that is not linear is called whole.
+
+        Args:
+            lm_head (`nn.Module`): The target's LM head.
+            device (`torch.device`), dtype (`torch.dtype`): Where the head wants its input, and in what precision.
+
+        Returns:
+            `Callable` from `(..., hidden)` to `(..., draft_vocab)`.
+        """
+        if self.lm_head is not None:
+            return self.lm_head
+        if not hasattr(self, "d2t"):
+            return lambda hidden: lm_head(hidden.to(device, dtype))
+        d2t = self.d2t.to(device)
+        zero = torch.zeros(1, self.config.hidden_size, device=device, dtype=dtype)
+        bias = lm_head(zero)[0, d2t]
+        rows = (lm_head(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
+        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]  # sampling must find its seed untouched
+        if torch.allclose(nn.functional.linear(probe, rows, bias), lm_head(probe)[:, d2t], rtol=0.1, atol=0.1):
+            return lambda hidden: nn.functional.linear(hidden.to(device, dtype), rows, bias)
+        return lambda hidden: lm_head(hidden.to(device, dtype))[..., d2t]
+
     def read_out(self, hidden: torch.Tensor, head: Head) -> torch.Tensor:
         """
         Logits of the slots that predict.
 
         Args:
             hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of a block.
-            head (`Callable`): The target's LM head, from `(..., hidden)` to `(..., vocab)`.
+            head (`Callable`): From `borrow`; from `(..., hidden)` to `(..., draft_vocab)`.
 
         Returns:
             `torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`.
         """
         hidden = self.predicting(hidden)
-        if self.lm_head is not None:
-            logits = self.lm_head(hidden)
-        else:
-            logits = head(hidden).to(hidden.device)
-            if hasattr(self, "d2t"):
-                logits = logits[..., self.d2t]
+        logits = head(hidden).to(hidden.device)
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier
         if (bound := self.config.final_logit_softcapping) is not None:
@@ -132,6 +157,20 @@ class Drafter(PreTrainedModel):
             `torch.LongTensor` of shape `(batch, num_drafted)`.
         """
         return pick(self.over_target_vocabulary(logits))
+
+    def teacher_forced(self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """
+        The final logits of `choose`, all slots at once, given the tokens before them; what training needs.
+
+        Args:
+            hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of the block.
+            logits (`torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`): From `read_out`.
+            previous (`torch.LongTensor` of shape `(batch, num_drafted)`): The token before each predicted one.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`.
+        """
+        return logits
 
     def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """Spread `(..., draft_vocab)` over `(..., vocab)`: a token outside the draft vocabulary has probability zero."""
@@ -175,10 +214,11 @@ class Drafter(PreTrainedModel):
         Raises:
             `ValueError`: naming the weights, or the foreign format of the folder.
         """
-        drafter, report = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-        )
-        faults = {name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")}
+        reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # so that one sentence names them all
+        drafter, report = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs, **reported)
+        faults = {
+            name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        }
         if any(faults.values()):
             told = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
             raise ValueError(

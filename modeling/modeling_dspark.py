@@ -84,6 +84,16 @@ class DSparkDrafter(DFlashDrafter):
             tokens.append(pick(self.over_target_vocabulary(logits[:, here] + bias)))
         return torch.cat(tokens[1:], dim=1)
 
+    def teacher_forced(self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        if self.markov_head is None:
+            return logits
+        hidden, biases, state = self.predicting(hidden), [], None
+        for slot in range(logits.shape[1]):
+            here = slice(slot, slot + 1)
+            bias, state = self.markov_head(hidden[:, here], previous[:, here], state)
+            biases.append(bias)
+        return logits + torch.cat(biases, dim=1)
+
     def confidence(self, hidden: torch.Tensor, anchor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         if self.confidence_head is None:
             return None

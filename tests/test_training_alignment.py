@@ -1,0 +1,240 @@
+"""Training sees what generation sees: features, blocks and carried rows, in packed sequences too."""
+
+import pytest
+import torch
+
+from hf_carryover import DSparkDrafter
+from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors
+from hf_carryover.trainer.guest import GuestTarget
+from hf_carryover.trainer.masks import HIDDEN, Rows, block_mask, dense_mask
+from hf_carryover.trainer.objectives import DraftLoss, after_rejection
+from hf_carryover.trainer.packing import PackedCollator, held_out_prompts, pack
+from tests.tiny import random_drafter, tiny_prompt, tiny_target
+
+FIRST, SECOND = 12, 9  # tokens of the two packed documents
+TARGETS = ["qwen3", "mistral", "gemma3_text", "gpt2"]
+
+
+def packed_documents(seed: int = 0) -> dict[str, torch.Tensor]:
+    """A sequence of two documents with prompts of 4 and 2 tokens, padded by 3 beside a longer one."""
+    rows = [
+        {"input_ids": tiny_prompt(length, seed=seed + length)[0].tolist(), "loss_mask": [0] * prompt + [1] * (length - prompt)}
+        for length, prompt in ((FIRST, 4), (SECOND, 2), (FIRST + SECOND + 3, 5))
+    ]
+    sequences = [{**s, "sequence": i} for i, s in enumerate(pack(rows, FIRST + SECOND + 3))]
+    return PackedCollator()(sequences)
+
+
+def read(guest: GuestTarget, batch: dict[str, torch.Tensor], keep_cache: bool = False):
+    return guest.read(batch["input_ids"], batch["loss_mask"].bool(), batch["document"], batch["position"], keep_cache)
+
+
+def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
+    head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
+    return DraftLoss(drafter, drafter, target.get_input_embeddings(), head, None, "exponential", 4.0, anchors_per_chunk)
+
+
+def features_of(target, guest: GuestTarget, tokens: torch.LongTensor) -> torch.Tensor:
+    states = target(tokens, output_hidden_states=True).hidden_states
+    return torch.cat([states[i] for i in guest.layers], dim=-1)
+
+
+def test_packing_keeps_documents_apart_by_number_and_position():
+    batch = packed_documents()
+    assert batch["document"][0].tolist() == [0] * FIRST + [1] * SECOND + [-1] * 3
+    assert batch["position"][0].tolist() == [*range(FIRST), *range(SECOND), 0, 0, 0]
+    assert (batch["labels"] != -100).equal(batch["loss_mask"].bool())
+
+
+def test_a_held_out_prompt_is_what_stands_before_the_answer():
+    sequences = list(pack([{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}] * 2, 8))
+    assert held_out_prompts(sequences, 5) == [[5, 6], [5, 6]]
+
+
+def test_anchors_are_tokens_whose_next_token_is_supervised():
+    document = torch.tensor([[0, 0, 0, 0, 1, 1, -1]])
+    loss_mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0]], dtype=torch.bool)
+    recorded = Recorded(document, loss_mask, document, document, document)
+    # 1 predicts the first answer token; 3 is the last token of its document; 5 has padding behind it.
+    assert recorded.eligible().int().tolist() == [[0, 1, 1, 0, 1, 0, 0]]
+
+
+def test_labels_stop_where_the_document_or_the_supervision_does():
+    tokens = torch.tensor([[10, 11, 12, 13, 14, 15]])
+    document = torch.tensor([[0, 0, 0, 0, 1, 1]])
+    recorded = Recorded(tokens, torch.ones_like(tokens).bool(), document, document, tokens)
+    labels = Labels.of(recorded, Anchors(torch.tensor([[1, 4]]), torch.tensor([[True, True]])), 3)
+    assert labels.tokens[0, 0].tolist() == [12, 13, 14]
+    assert labels.supervised.int().tolist() == [[[1, 1, 0], [1, 0, 0]]]
+
+
+def test_anchors_of_a_sequence_do_not_depend_on_its_batch():
+    eligible = torch.rand(3, 50, generator=torch.Generator().manual_seed(0)) > 0.3
+    together = sample_anchors(eligible, 8, seeds=[1, 2, 3])
+    alone = sample_anchors(eligible[1:2], 8, seeds=[2])
+    assert together.index[1].equal(alone.index[0]) and eligible[1, alone.index[0]].all()
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_features_of_packed_documents_are_those_of_each_alone(family):
+    target = tiny_target(family)
+    guest = GuestTarget(target, [-1, 0, 1])
+    batch = packed_documents()
+    recorded, _ = read(guest, batch)
+    for start, length in ((0, FIRST), (FIRST, SECOND)):
+        alone = features_of(target, guest, batch["input_ids"][:1, start : start + length])
+        torch.testing.assert_close(recorded.features[:1, start : start + length], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", TARGETS)
+def test_branches_are_judged_as_if_each_were_a_sequence_of_its_own(family):
+    target = tiny_target(family)
+    guest = GuestTarget(target, [0, 1])
+    batch = packed_documents()
+    recorded, cache = read(guest, batch, keep_cache=True)
+    anchors = Anchors(torch.tensor([[5, 11, 14], [6, 20, 2]]), torch.ones(2, 3, dtype=torch.bool))
+    drafts = torch.randint(2, 90, (2, 3, 4), generator=torch.Generator().manual_seed(3))
+    features = guest.judge(recorded, cache, anchors, drafts).view(2, 3, 4, -1)
+    for row, branch, start, anchor in ((0, 0, 0, 5), (0, 1, 0, 11), (0, 2, FIRST, 14), (1, 1, 0, 20)):
+        prefix = batch["input_ids"][row, start : anchor + 1]
+        alone = features_of(target, guest, torch.cat((prefix, drafts[row, branch]))[None])[0, -4:]
+        torch.testing.assert_close(features[row, branch], alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("anchor_predicts", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_block_in_training_is_the_block_of_generation(anchor_predicts, window):
+    target = tiny_target("qwen3")
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
+    drafter = random_drafter(target, anchor_predicts=anchor_predicts, **sliding)
+    loss = draft_loss(target, drafter)
+    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    anchor, start = 16, FIRST
+    anchors = Anchors(torch.tensor([[7, anchor], [3, 9]]), torch.ones(2, 2, dtype=torch.bool))
+    trained = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None).view(2, 2, 4, -1)[0, 1]
+    block = torch.tensor([[int(recorded.tokens[0, anchor]), *[drafter.config.mask_token_id] * 3]])
+    generated = drafter(
+        block_embeds=drafter.embed(block, target.get_input_embeddings()),
+        context=drafter.fuse(recorded.features[:1, start:anchor]),
+        position_ids=torch.arange(anchor - start + 4)[None],
+    ).last_hidden_state[0]
+    torch.testing.assert_close(trained, generated, atol=1e-5, rtol=1e-5)
+
+
+def test_a_shifted_block_reads_the_carried_rows_of_its_own_branch():
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter)
+    guest = GuestTarget(target, drafter.config.target_layer_ids)
+    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
+    shifted, carried = after_rejection(loss, guest, recorded, cache, anchors)
+    row, branch, anchor = 1, 1, 12
+    accepted = int(shifted.index[row, branch]) - anchor - 1
+    draft = loss.draft(recorded, anchors)[row, branch]
+    features = features_of(target, guest, torch.cat((recorded.tokens[row, : anchor + 1], draft))[None])
+    rejected = features[:, anchor + 1 + accepted :]
+    start = anchor + accepted + 1
+    rows = torch.cat((features[:, :start], rejected), dim=1)
+    mark = torch.arange(rows.shape[1])[None] >= start
+    block = torch.tensor([[int(recorded.tokens[row, start]), *[drafter.config.mask_token_id] * 3]])
+    positions = torch.cat((torch.arange(start), torch.arange(start, anchor + 4), torch.arange(start, start + 4)))
+    generated = drafter(
+        block_embeds=drafter.embed(block, target.get_input_embeddings()),
+        context=drafter.fuse(rows, mark),
+        position_ids=positions[None],
+    ).last_hidden_state[0]
+    context = drafter.fuse(recorded.features)
+    trained = loss.hidden(recorded, context, shifted, carried).view(2, 2, 4, -1)[row, branch]
+    torch.testing.assert_close(trained, generated, atol=1e-5, rtol=1e-5)
+    assert (carried.rows.branch[row].view(2, -1)[branch] != HIDDEN).sum() == len(draft) - accepted
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_nothing_behind_an_anchor_moves_its_block(carry):
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter)
+    guest = GuestTarget(target, drafter.config.target_layer_ids)
+    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
+    carried = after_rejection(loss, guest, recorded, cache, anchors)[1] if carry else None
+    before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 4, -1)
+    changed = torch.arange(recorded.tokens.shape[1]) >= 9  # behind the second anchor of the first sequence
+    moved = Recorded(
+        torch.where(changed, (recorded.tokens + 1) % 90, recorded.tokens),
+        recorded.loss_mask,
+        recorded.document,
+        recorded.position,
+        torch.where(changed[:, None], recorded.features + 1, recorded.features),
+    )
+    after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 4, -1)
+    assert after[0].equal(before[0]) and after[1, 0].equal(before[1, 0])
+    assert not after[1, 1].equal(before[1, 1])  # that anchor does see a changed row, so the comparison can fail
+
+
+def test_another_documents_rows_never_move_a_block():
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter)
+    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    anchors = Anchors(torch.tensor([[15], [15]]), torch.ones(2, 1, dtype=torch.bool))
+    before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None)
+    recorded.features = recorded.features.clone()
+    recorded.features[:, :FIRST] += 1
+    after = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None)
+    assert after[0].equal(before[0]) and not after[1].equal(before[1])  # the second sequence is one document
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window", [None, 3])
+def test_both_forms_of_the_mask_are_one_predicate(causal, window):
+    generator = torch.Generator().manual_seed(0)
+
+    def rows(count: int) -> Rows:
+        draw = [torch.randint(low, 6, (2, count), generator=generator) for low in (-3, 0, 0, 0, 0)]
+        return Rows(*draw)
+
+    query, key = rows(128), rows(256)
+    dense = dense_mask(query, key, causal, window)[:, 0]
+    sparse = block_mask(query, key, causal, window)
+    for batch in range(2):
+        for one in range(0, 128, 7):
+            told = [bool(sparse.mask_mod(*map(torch.tensor, (batch, 0, one, other)))) for other in range(256)]
+            assert told == dense[batch, one].tolist()
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
+def test_teacher_forced_logits_are_those_of_choosing_the_same_tokens(kind):
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target, drafter_class=DSparkDrafter, markov_rank=6, markov_head_type=kind)
+    hidden, logits = torch.randn(1, 4, 32), torch.randn(1, drafter.config.num_drafted, 96)
+    seen: list[torch.Tensor] = []
+
+    def pick(scores: torch.Tensor) -> torch.Tensor:
+        seen.append(scores)
+        return scores.argmax(dim=-1)
+
+    tokens = drafter.choose(hidden, logits, torch.tensor([[7]]), pick)
+    previous = torch.cat((torch.tensor([[7]]), tokens[:, :-1]), dim=1)
+    torch.testing.assert_close(drafter.teacher_forced(hidden, logits, previous), torch.cat(seen, dim=1))
+
+
+@pytest.mark.parametrize("carry", [False, True])
+def test_chunks_of_anchors_change_neither_loss_nor_gradient(carry):
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    guest = GuestTarget(target, drafter.config.target_layer_ids)
+    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    whole, chunked = draft_loss(target, drafter, 64), draft_loss(target, drafter, 2)
+    anchors, carried = sample_anchors(recorded.eligible(), 7, seeds=[0, 1]), None
+    if carry:
+        anchors, carried = after_rejection(whole, guest, recorded, cache, anchors)
+    outcomes = []
+    for loss in (whole, chunked):
+        drafter.zero_grad()
+        value, tally = loss(recorded, anchors, carried)
+        value.sum().backward()
+        outcomes.append((value.detach(), tally.accepted, drafter.fc.weight.grad.clone()))
+    for one, other in zip(*outcomes, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)

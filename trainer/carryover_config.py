@@ -1,0 +1,67 @@
+"""Arguments of [`CarryoverTrainer`], beside everything that `TrainingArguments` has."""
+
+from dataclasses import dataclass, field
+
+from transformers import TrainingArguments
+
+from .losses import POSITION_WEIGHTS
+
+OBJECTIVES = ("block", "carryover")
+
+
+@dataclass
+class CarryoverTrainingArguments(TrainingArguments):
+    """
+    > Parameters that control what is learned
+
+    Args:
+        objectives (`list[str]`, *optional*, defaults to `["block"]`):
+            `"block"` drafts from recorded anchors; `"carryover"` drafts, verifies and drafts again with carried rows.
+        num_anchors (`int`, *optional*, defaults to 512): Most blocks drafted from one packed sequence.
+        anchors_per_chunk (`int`, *optional*, defaults to 128):
+            Blocks in memory at a time; the rest is recomputed in the backward pass.
+        position_weights (`str`, *optional*, defaults to `"exponential"`): `"exponential"`, `"d-pace"` or `"vat"`.
+        loss_decay (`float`, *optional*, defaults to 4.0): Positions over which the exponential weights fall by e.
+
+    > Parameters that control the data
+
+    Args:
+        max_length (`int`, *optional*, defaults to 2048): Tokens of a packed sequence.
+
+    > Parameters that control the evaluation
+
+    Args:
+        eval_generate_prompts (`int`, *optional*, defaults to 8):
+            Held-out prompts on which real `generate` is run at every evaluation; 0 leaves it out.
+        eval_generate_tokens (`int`, *optional*, defaults to 64): New tokens for each of them.
+    """
+
+    objectives: list[str] = field(default_factory=lambda: ["block"], metadata={"help": "What is learned."})
+    num_anchors: int = field(default=512, metadata={"help": "Most blocks drafted from one packed sequence."})
+    anchors_per_chunk: int = field(default=128, metadata={"help": "Blocks in memory at a time."})
+    position_weights: str = field(default="exponential", metadata={"help": "How much each drafted position counts."})
+    loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
+    max_length: int = field(default=2048, metadata={"help": "Tokens of a packed sequence."})
+    eval_generate_prompts: int = field(default=8, metadata={"help": "Held-out prompts for real `generate`."})
+    eval_generate_tokens: int = field(default=64, metadata={"help": "New tokens for each of them."})
+    learning_rate: float = field(default=6e-4, metadata={"help": "The initial learning rate for AdamW."})
+    lr_scheduler_type: str = field(default="cosine", metadata={"help": "The scheduler type to use."})
+    warmup_steps: float = field(default=0.04, metadata={"help": "Steps, or below 1 a share of all steps."})
+    logging_steps: float = field(default=10, metadata={"help": "Log every X updates steps."})
+
+    def __post_init__(self):
+        super().__post_init__()
+        unknown = [name for name in self.objectives if name not in OBJECTIVES]
+        if unknown or not self.objectives:
+            raise ValueError(f"`objectives` is {self.objectives}: name one or more of {', '.join(OBJECTIVES)}.")
+        if self.position_weights not in POSITION_WEIGHTS:
+            raise ValueError(
+                f"`position_weights` is {self.position_weights!r}: write one of {', '.join(POSITION_WEIGHTS)}."
+            )
+        for name in ("num_anchors", "anchors_per_chunk", "max_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"`{name}` is {getattr(self, name)}: write at least 1.")
+        if self.loss_decay <= 0:
+            raise ValueError(f"`loss_decay` is {self.loss_decay}: write a number of positions above 0.")
+        # Rows carry their own columns, which the Trainer would otherwise drop as unknown to the drafter's `forward`.
+        self.remove_unused_columns = False

@@ -1,0 +1,219 @@
+"""A `transformers.Trainer` whose model is the drafter and whose target is a frozen guest."""
+
+import time
+
+import torch
+from datasets import Dataset
+from tqdm.auto import tqdm
+from transformers import DynamicCache, PreTrainedModel, Trainer
+from transformers.utils import logging
+
+from ..generation import CarryoverGenerationMixin, DraftStats, disable, enable
+from .batch import Recorded, sample_anchors
+from .carryover_config import CarryoverTrainingArguments
+from .guest import GuestTarget
+from .losses import exponential_weights
+from .masks import HIDDEN
+from .objectives import DraftLoss, Tally, after_rejection
+from .packing import PackedCollator, held_out_prompts, pack
+
+logger = logging.get_logger(__name__)
+
+DISAGREEMENT = 0.25  # of τ: rounds do not start at evenly spread anchors, so the two never agree to the digit
+
+
+class CarryoverTrainer(Trainer):
+    """
+    Trains a drafter for a target.
+
+    Args:
+        model ([`Drafter`]): The drafter.
+        target_model (`PreTrainedModel`): The target; frozen, never in a checkpoint and never in the optimizer.
+        args ([`CarryoverTrainingArguments`]).
+        train_dataset, eval_dataset (`Dataset` or iterable of rows): Rows with `input_ids` and `loss_mask`.
+        kwargs: As for `Trainer`.
+
+    Raises:
+        `ValueError`: if target and drafter do not fit, or a set supervises no token.
+    """
+
+    def __init__(
+        self,
+        model,
+        target_model: PreTrainedModel,
+        args: CarryoverTrainingArguments,
+        train_dataset=None,
+        eval_dataset=None,
+        **kwargs,
+    ):
+        self.target_model = target_model.requires_grad_(False)
+        super().__init__(
+            model=model,
+            args=args,
+            train_dataset=self._packed(train_dataset, args, "train_dataset"),
+            eval_dataset=self._packed(eval_dataset, args, "eval_dataset"),
+            data_collator=PackedCollator(),
+            **kwargs,
+        )
+        self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the items of the whole accumulated batch
+        if self.place_model_on_device:
+            self.target_model.to(args.device)
+        self.guest = GuestTarget(target_model, model.config.target_layer_ids)
+        draft_ids = None
+        if hasattr(model, "d2t"):
+            draft_ids = torch.full((model.config.vocab_size,), -1, device=args.device)
+            draft_ids[model.d2t] = torch.arange(len(model.d2t), device=args.device)
+        self.draft_loss = DraftLoss(
+            drafter=model,
+            forward=model,
+            embedding=target_model.get_input_embeddings(),
+            head=model.borrow(target_model.get_output_embeddings(), args.device, target_model.dtype),
+            draft_ids=draft_ids,
+            weights=args.position_weights,
+            decay=args.loss_decay,
+            anchors_per_chunk=args.anchors_per_chunk,
+        )
+
+    @staticmethod
+    def _packed(rows, args: CarryoverTrainingArguments, name: str) -> Dataset | None:
+        if rows is None:
+            return None
+        sequences = [{**sequence, "sequence": i} for i, sequence in enumerate(pack(rows, args.max_length))]
+        if not sequences:
+            raise ValueError(f"`{name}` supervises no token: every `loss_mask` is zero.")
+        return Dataset.from_list(sequences)
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
+        seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
+        self.draft_loss.forward = model
+        with self.accelerator.autocast():
+            sequence_loss = self._objective(inputs, seeds)
+        counts = inputs["loss_mask"][:, 1:].sum(dim=1)
+        items = counts.sum() if num_items_in_batch is None else num_items_in_batch
+        loss = (sequence_loss * counts).sum() / items
+        if num_items_in_batch is not None and self.args.average_tokens_across_devices:
+            loss = loss * self.accelerator.num_processes
+        return (loss, {}) if return_outputs else loss
+
+    def _read(self, inputs, keep_cache: bool) -> tuple[Recorded, DynamicCache | None]:
+        return self.guest.read(
+            inputs["input_ids"], inputs["loss_mask"].bool(), inputs["document"], inputs["position"], keep_cache
+        )
+
+    def _objective(self, inputs, seeds: list[int]) -> torch.Tensor:
+        """`torch.Tensor` of shape `(batch,)`: mean loss of a block in each sequence, over the objectives."""
+        recorded, cache = self._read(inputs, keep_cache="carryover" in self.args.objectives)
+        anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
+        weights = exponential_weights(self.draft_loss.drafter.config.num_drafted, self.args.loss_decay).sum().item()
+        losses = []
+        for objective in self.args.objectives:
+            carried = None
+            if objective == "carryover":
+                anchors, carried = after_rejection(self.draft_loss, self.guest, recorded, cache, anchors)
+            loss, _ = self.draft_loss(recorded, anchors, carried)
+            losses.append(loss / (anchors.valid.sum(dim=1).clamp(min=1) * weights))
+        return torch.stack(losses).mean(dim=0)
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        if not self.args.fp16:  # there the scaler meets overflows on purpose
+            self._refuse_non_finite(loss)
+        return loss
+
+    def _refuse_non_finite(self, loss: torch.Tensor):
+        named = {"loss": loss}
+        for name, parameter in self.draft_loss.drafter.named_parameters():
+            named[name] = parameter
+            if parameter.grad is not None:
+                named[f"gradient of {name}"] = parameter.grad
+        for name, tensor in named.items():
+            if not torch.isfinite(tensor).all():
+                raise FloatingPointError(
+                    f"The {name} is no longer finite at step {self.state.global_step}: lower `learning_rate` or "
+                    "`max_grad_norm`, or train with float32 weights and `bf16=True` instead of bfloat16 weights."
+                )
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """
+        Held-out acceptance: teacher-forced over evenly spread anchors, and by real `generate` on held-out prompts.
+
+        Returns:
+            `dict[str, float]` with, each behind `metric_key_prefix`: `tau`, `cross_entropy` and `accepted_at_<slot>` (the
+            share of blocks accepted up to a slot) at recorded anchors; with a carryover drafter `tau_after_rejection` and
+            `tau_after_rejection_no_carry` where a second round starts; `generate_tau` and `generate_tau_no_carry`.
+        """
+        started = time.perf_counter()
+        dataset = self.eval_dataset if eval_dataset is None else self._packed(eval_dataset, self.args, "eval_dataset")
+        tallies = self._tallies(dataset)
+        metrics = {name: tally.metrics()["tau"] for name, tally in tallies.items()}
+        metrics |= tallies["tau"].metrics()
+        for slot, share in enumerate(metrics.pop("acceptance_by_position")):
+            metrics[f"accepted_at_{slot + 1}"] = share
+        prompts = held_out_prompts(dataset, self.args.eval_generate_prompts)
+        if prompts:
+            metrics |= self._generate_tau(prompts)
+            self._warn_of_disagreement(tallies["tau"], metrics)
+        metrics["seconds"] = time.perf_counter() - started
+        metrics = {f"{metric_key_prefix}_{name}": value for name, value in metrics.items()}
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    @torch.no_grad()
+    def _tallies(self, dataset: Dataset) -> dict[str, Tally]:
+        model = self.draft_loss.forward = self.accelerator.unwrap_model(self.model)
+        training = model.training
+        model.eval()
+        carryover = "carryover" in self.args.objectives
+        tallies: dict[str, Tally] = {}
+        for inputs in tqdm(self.get_eval_dataloader(dataset), desc="evaluate", leave=False, disable=None):
+            inputs = self._prepare_inputs(inputs)
+            with self.accelerator.autocast():
+                recorded, cache = self._read(inputs, keep_cache=carryover)
+                anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds=None)
+                counted = {"tau": self.draft_loss(recorded, anchors)[1]}
+                if carryover:
+                    shifted, carried = after_rejection(self.draft_loss, self.guest, recorded, cache, anchors)
+                    rejected = (carried.rows.branch != HIDDEN).view(*shifted.valid.shape, -1).any(dim=-1)
+                    shifted.valid = shifted.valid & rejected
+                    counted["tau_after_rejection"] = self.draft_loss(recorded, shifted, carried)[1]
+                    counted["tau_after_rejection_no_carry"] = self.draft_loss(recorded, shifted)[1]
+            for name, tally in counted.items():
+                tallies[name] = tallies[name] + tally if name in tallies else tally
+        model.train(training)
+        return {name: tally.map(lambda value: self.accelerator.reduce(value, "sum")) for name, tally in tallies.items()}
+
+    def _generate_tau(self, prompts: list[list[int]]) -> dict[str, float]:
+        """Acceptance length of real greedy `generate`, pooled over the prompts."""
+        drafter, target = self.accelerator.unwrap_model(self.model), self.target_model
+        training, enabled = drafter.training, isinstance(target, CarryoverGenerationMixin)
+        drafter.eval()
+        enable(target)
+        settings = {"generate_tau": True, "generate_tau_no_carry": False} if drafter.config.carryover else {}
+        totals = {name: DraftStats() for name in settings or ["generate_tau"]}
+        for prompt in tqdm(prompts, desc="generate", leave=False, disable=None):
+            for name, total in totals.items():
+                target.generate(
+                    torch.tensor([prompt], device=target.device),
+                    attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=target.device),
+                    assistant_model=drafter,
+                    carryover=settings.get(name, False),
+                    max_new_tokens=self.args.eval_generate_tokens,
+                    do_sample=False,
+                )
+                total.rounds += drafter.stats.rounds
+                total.committed += drafter.stats.committed
+        drafter.train(training)
+        if not enabled:
+            disable(target)
+        return {name: total.acceptance_length for name, total in totals.items()}
+
+    def _warn_of_disagreement(self, tally: Tally, metrics: dict[str, float]):
+        measured = metrics.get("generate_tau_no_carry", metrics["generate_tau"])
+        if abs(measured - metrics["tau"]) > DISAGREEMENT * metrics["tau"]:
+            logger.warning(
+                "Teacher-forced acceptance length is %.2f but `generate` reaches %.2f: the drafter is trained on something "
+                "else than it meets. Are the answers in the data the target's own, from the same chat template?",
+                metrics["tau"],
+                measured,
+            )

@@ -1,0 +1,84 @@
+"""The target as a frozen guest of training: it hands out features and judges drafts, and is never trained or saved."""
+
+import torch
+from transformers import DynamicCache, PreTrainedModel
+
+from .batch import Anchors, Recorded
+from .masks import HIDDEN, NONE, Rows, dense_mask
+
+
+class GuestTarget:
+    """
+    Args:
+        target (`PreTrainedModel`): A decoder-only language model; put in evaluation mode.
+        target_layer_ids (`list[int]`): Layers whose outputs are the features; -1 is the embedding output.
+    """
+
+    def __init__(self, target: PreTrainedModel, target_layer_ids: list[int]):
+        self.model = target.eval()
+        self.layers = [i + 1 for i in target_layer_ids]
+
+    @torch.no_grad()
+    def read(
+        self, tokens, loss_mask, document, position, keep_cache: bool = False
+    ) -> tuple[Recorded, DynamicCache | None]:
+        """
+        Run the target over packed sequences (shapes as in [`Recorded`]).
+
+        Returns:
+            [`Recorded`], and the target's keys and values if they are wanted for [`judge`].
+        """
+        draft = Recorded(tokens, loss_mask, document, position, features=tokens)
+        keys = draft.rows()
+        branch = torch.where(document < 0, HIDDEN, NONE)  # padding sees padding, so that no row is fully masked
+        queries = Rows(branch, document, keys.index, position, limit=keys.index + 1)
+        cache = DynamicCache() if keep_cache else None  # no configuration: sliding layers keep all rows too
+        features = self._features(tokens, queries, keys, cache)
+        return Recorded(tokens, loss_mask, document, position, features), cache
+
+    @torch.no_grad()
+    def judge(self, recorded: Recorded, cache: DynamicCache, anchors: Anchors, drafts: torch.Tensor) -> torch.Tensor:
+        """
+        Verify all branches in one packed forward against the recorded prefix (arXiv 2609.14717, Algorithm 2).
+
+        Args:
+            drafts (`torch.LongTensor` of shape `(batch, anchors, num_drafted)`).
+
+        Returns:
+            `torch.Tensor` of shape `(batch, anchors * num_drafted, n_layers * target_hidden)`: features of the drafts.
+        """
+        queries = anchors.rows(recorded, drafts.shape[-1], first=1, includes_anchor=True)
+        keys = Rows.concatenate(recorded.rows(), queries)
+        features = self._features(drafts.flatten(1), queries, keys, cache)
+        cache.crop(-queries.branch.shape[1])
+        return features
+
+    def _features(self, tokens: torch.Tensor, queries: Rows, keys: Rows, cache: DynamicCache | None) -> torch.Tensor:
+        model = self.model
+        output = model.base_model(
+            input_ids=tokens.to(model.device),
+            position_ids=queries.position.clamp(min=0).to(model.device),
+            attention_mask=self._masks(queries, keys),
+            cache=cache,
+            use_cache=cache is not None,
+            output_hidden_states=self.layers,
+        )
+        return torch.cat([output.hidden_states[i].to(tokens.device) for i in self.layers], dim=-1)
+
+    def _masks(self, queries: Rows, keys: Rows):
+        """The predicate as the target's attention wants it: additive for eager, by layer type where it has several."""
+        text = self.model.config.get_text_config(decoder=True)
+
+        def mask(window: int | None) -> torch.Tensor:
+            seen = dense_mask(queries, keys, causal=True, window=window).to(self.model.device)
+            if text._attn_implementation == "sdpa":
+                return seen
+            hidden = torch.zeros(seen.shape, dtype=self.model.dtype, device=seen.device)
+            return hidden.masked_fill(~seen, torch.finfo(self.model.dtype).min)
+
+        window = getattr(text, "sliding_window", None)
+        kinds = set(
+            getattr(text, "layer_types", None) or ["full_attention" if window is None else "sliding_attention"]
+        )
+        masks = {kind: mask(window if kind == "sliding_attention" else None) for kind in kinds}
+        return masks if len(masks) > 1 else masks.popitem()[1]

@@ -1,0 +1,227 @@
+"""What is learned: from recorded tokens, features and anchors to a loss."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .batch import Anchors, Labels, Recorded
+from .guest import GuestTarget
+from .losses import leading_run, position_weights
+from .masks import HIDDEN, Rows, layer_masks
+
+
+@dataclass
+class Carried:
+    """
+    Context rows of one branch each, beside the recorded ones.
+
+    Attributes:
+        features (`torch.Tensor` of shape `(batch, anchors, rows, n_layers * target_hidden)`).
+        rows ([`Rows`] of shape `(batch, anchors * rows)`): `HIDDEN` where there is nothing to carry.
+    """
+
+    features: torch.Tensor
+    rows: Rows
+
+    def part(self, start: int, stop: int) -> "Carried":
+        """The rows of the anchors from `start` to `stop`, whose branches count from zero again."""
+        width = self.features.shape[2]
+        rows = self.rows[:, start * width : stop * width]
+        rows.branch = torch.where(rows.branch == HIDDEN, HIDDEN, rows.branch - start)
+        return Carried(self.features[:, start:stop], rows)
+
+
+@dataclass
+class Tally:
+    """
+    Sums over blocks, to be pooled by adding; each counts slots or blocks whose labels are supervised.
+
+    Attributes:
+        blocks: Blocks.
+        accepted: Drafted tokens before the first miss.
+        loss: Unweighted cross-entropy.
+        supervised: Supervised positions.
+        reached (`(num_drafted,)`): Blocks that got a supervised label at the slot.
+        survived (`(num_drafted,)`): Blocks whose tokens up to the slot are all right.
+    """
+
+    blocks: torch.Tensor
+    accepted: torch.Tensor
+    loss: torch.Tensor
+    supervised: torch.Tensor
+    reached: torch.Tensor
+    survived: torch.Tensor
+
+    @classmethod
+    def of(cls, hit: torch.Tensor, supervised: torch.Tensor, cross_entropy: torch.Tensor) -> "Tally":
+        run = (hit & supervised).long().cumprod(dim=-1)
+        blocks = supervised[..., 0]
+        return cls(
+            blocks=blocks.sum(),
+            accepted=run.sum(),
+            loss=(cross_entropy.detach() * supervised).sum(),
+            supervised=supervised.sum(),
+            reached=supervised.flatten(0, -2).sum(dim=0),
+            survived=run.flatten(0, -2).sum(dim=0),
+        )
+
+    def __add__(self, other: "Tally") -> "Tally":
+        return Tally(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(self)))
+
+    def map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Tally":
+        """Apply `function` to every sum."""
+        return Tally(*(function(getattr(self, field.name)) for field in fields(self)))
+
+    def metrics(self) -> dict[str, Any]:
+        """Acceptance length (τ, the target's own token included), cross-entropy, and acceptance by position."""
+        survival = self.survived / self.reached.clamp(min=1)
+        return {
+            "tau": 1 + (self.accepted / self.blocks.clamp(min=1)).item(),
+            "cross_entropy": (self.loss / self.supervised.clamp(min=1)).item(),
+            "acceptance_by_position": [round(value, 4) for value in survival.tolist()],
+        }
+
+
+@dataclass
+class DraftLoss:
+    """
+    Loss of drafted blocks for one drafter.
+
+    Attributes:
+        drafter ([`Drafter`]): Its own code: embeddings, fusion, heads.
+        forward (`Callable`): The drafter's forward, possibly wrapped for distributed training.
+        embedding (`nn.Module`): The target's.
+        head (`Callable`): The target's LM head over the draft vocabulary.
+        draft_ids (`torch.LongTensor` of shape `(vocab,)`, *optional*): Index in the draft vocabulary, -1 outside of it.
+        weights (`str`): See [`position_weights`].
+        decay (`float`): In positions.
+        anchors_per_chunk (`int`): Blocks in memory at a time; more are recomputed in the backward pass.
+    """
+
+    drafter: Any
+    forward: Any
+    embedding: Any
+    head: Any
+    draft_ids: torch.Tensor | None
+    weights: str
+    decay: float
+    anchors_per_chunk: int
+
+    def hidden(
+        self, recorded: Recorded, context: torch.Tensor, anchors: Anchors, carried: Carried | None
+    ) -> torch.Tensor:
+        """Final states of all blocks, of shape `(batch * anchors, slots, hidden)`."""
+        config = self.drafter.config
+        batch, count = anchors.index.shape
+        block = torch.full((batch, count, config.block_size), config.mask_token_id, device=anchors.index.device)
+        block[..., 0] = anchors.take(recorded.tokens).squeeze(-1)
+        embeds = self.drafter.embed(block.flatten(1), self.embedding).to(context.dtype)
+        queries, keys = anchors.rows(recorded, config.block_size), [recorded.rows()]
+        if carried is not None:
+            marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
+            context = torch.cat((context, self.drafter.fuse(carried.features.flatten(1, 2), marks)), dim=1)
+            keys.append(carried.rows)
+        keys = Rows.concatenate(*keys, queries)
+        output = self.forward(
+            block_embeds=embeds,
+            context=context,
+            position_ids=keys.position.clamp(min=0),
+            attention_mask=layer_masks(config, queries, keys),
+        )
+        return output.last_hidden_state.view(batch * count, config.block_size, -1)
+
+    def logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            previous (`torch.LongTensor` of shape `(blocks, num_drafted)`): The recorded token before each label.
+
+        Returns:
+            `torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`.
+        """
+        return self.drafter.teacher_forced(hidden, self.drafter.read_out(hidden, self.head), previous)
+
+    def _chunk(self, recorded, context, anchors, carried, grade) -> tuple[torch.Tensor, Tally]:
+        labels = Labels.of(recorded, anchors, self.drafter.config.num_drafted)
+        tokens, supervised = labels.tokens.flatten(0, 1), labels.supervised.flatten(0, 1)
+        previous = torch.cat((anchors.take(recorded.tokens).flatten(0, 1), tokens[:, :-1]), dim=1)
+        hidden = self.hidden(recorded, context, anchors, carried)
+        logits = self.logits(hidden, previous)
+        ids = tokens if self.draft_ids is None else self.draft_ids[tokens]
+        known = supervised & (ids >= 0)
+        cross_entropy = F.cross_entropy(logits.float().flatten(0, 1), ids.clamp(min=0).flatten(), reduction="none")
+        cross_entropy = cross_entropy.view(ids.shape) * known
+        hit = (logits.argmax(dim=-1) == ids) & known
+        weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay) * known
+        loss = grade(hidden, logits, previous, cross_entropy, anchors) if grade else cross_entropy
+        block_loss = (weights * loss).sum(dim=-1).view(anchors.index.shape)
+        return block_loss.sum(dim=1), Tally.of(hit, supervised, cross_entropy)
+
+    def __call__(
+        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None, grade=None
+    ) -> tuple[torch.Tensor, Tally]:
+        """
+        Args:
+            recorded ([`Recorded`]), anchors ([`Anchors`]).
+            carried ([`Carried`], *optional*): Extra context of each block.
+            grade (`Callable`, *optional*): Another loss of each position than the cross-entropy.
+
+        Returns:
+            `torch.Tensor` of shape `(batch,)`, the weighted loss summed over a sequence's blocks, and a [`Tally`].
+        """
+        context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
+        count, chunk = anchors.index.shape[1], self.anchors_per_chunk
+        losses, tally = [], None
+        for start in range(0, count, chunk):
+            part = None if carried is None else carried.part(start, start + chunk)
+            arguments = (recorded, context, anchors[:, start : start + chunk], part, grade)
+            if count > chunk and torch.is_grad_enabled():
+                loss, counted = checkpoint(self._chunk, *arguments, use_reentrant=False)
+            else:
+                loss, counted = self._chunk(*arguments)
+            losses.append(loss)
+            tally = counted if tally is None else tally + counted
+        return torch.stack(losses).sum(dim=0), tally
+
+    @torch.no_grad()
+    def draft(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+        """Greedy drafts of all blocks, `torch.LongTensor` of shape `(batch, anchors, num_drafted)`."""
+        context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
+        drafts = []
+        for start in range(0, anchors.index.shape[1], self.anchors_per_chunk):
+            part = anchors[:, start : start + self.anchors_per_chunk]
+            hidden = self.hidden(recorded, context, part, None)
+            anchor = part.take(recorded.tokens).flatten(0, 1)
+            logits = self.drafter.read_out(hidden, self.head)
+            tokens = self.drafter.choose(hidden, logits, anchor, lambda scores: scores.argmax(dim=-1))
+            drafts.append(tokens.view(*part.index.shape, -1))
+        return torch.cat(drafts, dim=1)
+
+
+def after_rejection(
+    loss: DraftLoss, guest: GuestTarget, recorded: Recorded, cache, anchors: Anchors
+) -> tuple[Anchors, Carried]:
+    """
+    Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round would
+    start (arXiv 2609.14717, Algorithm 2). Nothing here carries a gradient.
+
+    Returns:
+        The shifted anchors, invalid where they leave the supervised part, and the carried rows of each branch: those
+        behind the accepted ones, hidden where everything was accepted.
+    """
+    count = loss.drafter.config.num_drafted
+    drafts = loss.draft(recorded, anchors)
+    labels = Labels.of(recorded, anchors, count)
+    accepted = leading_run(drafts == labels.tokens, labels.supervised)
+    features = guest.judge(recorded, cache, anchors, drafts)
+    rows = anchors.rows(recorded, count, first=1)
+    rejected = torch.arange(count, device=accepted.device) >= accepted.unsqueeze(-1)
+    rows.branch = torch.where(rejected.flatten(1), rows.branch, HIDDEN)
+    index = (anchors.index + accepted + 1).clamp(max=recorded.tokens.shape[1] - 1)
+    shifted = Anchors(index, anchors.valid)
+    same = shifted.take(recorded.document) == anchors.take(recorded.document)
+    shifted.valid = anchors.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
+    return shifted, Carried(features.view(*drafts.shape, -1), rows)
