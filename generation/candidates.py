@@ -48,7 +48,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
                 f"`assistant_confidence_threshold` is {settings.assistant_confidence_threshold}, but this "
                 f"{type(drafter).__name__} has no confidence head: set it to None."
             )
-        self.target, self.drafter, self.settings = target, drafter, settings
+        self.drafter, self.settings = drafter, settings
+        self.device, self.dtype = drafter.device, drafter.dtype  # kept, since a model looks for them in its parameters
         self.logits_processor = logits_processor
         self.do_sample = generation_config.do_sample
         self.max_length = generation_config.max_length
@@ -57,6 +58,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         wanted = True if generation_config.output_hidden_states else self.layers
         self.model_kwargs_overrides = {"output_hidden_states": wanted}
         self.prompt_rows = None if attention_mask is None else attention_mask[0].bool()
+        self.num_drafted = drafter.config.num_drafted
         self.masks = torch.full((1, drafter.config.block_size - 1), drafter.config.mask_token_id, device=target.device)
         self.cache = DrafterCache()
         self.stats = DraftStats()
@@ -64,7 +66,6 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.drafted = 0  # tokens of the draft that is being verified
         self.clock = 0.0  # when that draft was handed over
 
-    @torch.no_grad()
     def get_candidates(
         self,
         input_ids: torch.LongTensor,
@@ -126,11 +127,11 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         Features of the last verified window, of shape `(1, rows, n_layers * hidden)`, and how many of its rows are
         committed: the old anchor's and those of the accepted tokens. The rows behind them are the ones to carry.
         """
-        drafter, states = self.drafter, outputs.hidden_states
+        states = outputs.hidden_states
         first_draft = self.cache.length == 0
         committed = states[self.layers[0]].shape[1] if first_draft else n_last_matches + 1
-        rows = committed + (drafter.config.num_drafted if self.settings.carryover else 0)
-        features = torch.cat([states[i][:, :rows].to(drafter.device, drafter.dtype) for i in self.layers], dim=-1)
+        rows = committed + (self.num_drafted if self.settings.carryover else 0)
+        features = torch.cat([states[i][:, :rows].to(self.device, self.dtype) for i in self.layers], dim=-1)
         if self.model_kwargs_overrides["output_hidden_states"] is not True:
             outputs["hidden_states"] = None  # a long prompt's raw states would stay in memory for one more round
         if first_draft and self.prompt_rows is not None:
@@ -145,28 +146,24 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         Returns:
             `int`: Tokens worth verifying, at most `budget`.
         """
-        drafter, device = self.drafter, self.drafter.device
-        start, rows = self.cache.length, features.shape[1]
-        carried = torch.arange(rows, device=device)[None] >= committed if rows > committed else None
-        anchor = proposal.path[:, -1:]
+        drafter, device = self.drafter, self.device
+        start, end, rows = self.cache.length, self.cache.length + committed, features.shape[1]
+        anchor = proposal.path[:, -1:].to(self.masks.device)
         block = torch.cat((anchor, self.masks), dim=1)
-        positions = torch.cat(
-            (
-                torch.arange(start, start + rows, device=device),
-                torch.arange(start + committed, start + committed + block.shape[1], device=device),
-            )
-        )
+        context_at = torch.arange(start, start + rows, device=device)
+        block_at = torch.arange(end, end + block.shape[1], device=device)
+        carried = context_at[None] >= end if rows > committed else None
         hidden = drafter(
-            block_embeds=drafter.embed(block.to(self.target.device), self.embedding).to(device, drafter.dtype),
+            block_embeds=drafter.embed(block, self.embedding).to(device, self.dtype),
             context=drafter.fuse(features, carried),
-            position_ids=positions[None],
+            position_ids=torch.cat((context_at, block_at))[None],
             cache=self.cache,
         ).last_hidden_state
-        self.cache.length = start + committed  # carried rows and the block are overwritten in the next round
+        self.cache.length = end  # carried rows and the block are overwritten in the next round
         self.stats.draft_stages += 1
 
-        slots = min(budget, drafter.config.num_drafted)
-        hidden = hidden[:, : slots + (not drafter.config.anchor_predicts)]
+        slots = min(budget, self.num_drafted)
+        hidden = hidden[:, : block.shape[1] - self.num_drafted + slots]
         anchor = anchor.to(device)
         tokens = drafter.choose(hidden, drafter.read_out(hidden, self.head), anchor, proposal.pick)
         if (threshold := self.settings.assistant_confidence_threshold) is None:

@@ -73,8 +73,8 @@ class CarryoverGenerationMixin(GenerationMixin):
 def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
     """
     Raises:
-        `ValueError`: if the call has more than one row, embeddings instead of tokens, or a cache that is already filled or
-            that cannot drop rejected tokens.
+        `ValueError`: if the call has more than one row, embeddings instead of tokens, or a cache that is already filled
+            or that cannot drop rejected tokens.
     """
     if input_ids.shape[0] > 1:
         raise ValueError(
@@ -91,8 +91,8 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
         )
     if not cache.is_croppable:
         raise ValueError(
-            f"This call's {type(cache).__name__} cannot drop rejected tokens again, as quantised caches and static ones with "
-            "sliding-window layers cannot: leave `cache_implementation` out."
+            f"This call's {type(cache).__name__} cannot drop rejected tokens again, as quantised caches and static ones "
+            "with sliding-window layers cannot: leave `cache_implementation` out."
         )
 
 

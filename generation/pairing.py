@@ -46,7 +46,7 @@ def check_pair(target: PreTrainedModel, drafter):
         `ValueError`: naming everything in which `drafter` does not fit `target`.
     """
     config, text = drafter.config, target.config.get_text_config(decoder=True)
-    rows = target.get_input_embeddings().num_embeddings
+    rows = getattr(target.get_input_embeddings(), "num_embeddings", text.vocab_size)  # a wrapped one may not say
     faults = []
     if config.target_hidden_size != text.hidden_size:
         faults.append(

@@ -32,27 +32,22 @@ class Proposal:
         Returns:
             `torch.LongTensor` of shape `(1, slots)`, on the device of `logits`.
         """
-        device = logits.device
-        logits = logits.to(self.path.device)
-        step = 1 if self.processors else logits.shape[1]  # processors read the path, so it must grow slot by slot
-        tokens = torch.cat([self._pick_next(logits[:, i : i + step]) for i in range(0, logits.shape[1], step)], dim=1)
-        return tokens.to(device)
+        length, rows = self.path.shape[1], logits[0].to(self.path.device)
+        for step in rows.split(1) if self.processors else [rows]:  # processors read the path, so it grows slot by slot
+            self._extend(step)
+        return self.path[:, length:].to(logits.device)
 
-    def _pick_next(self, logits: torch.Tensor) -> torch.Tensor:
-        if self.processors:
-            scores = self.processors(self.path, logits[:, 0].float()).unsqueeze(1)
-            if scores.isneginf().all():
-                scores = logits.float()  # nothing left to propose: any q is right as long as it is the one sampled
-        else:
-            scores = logits
+    def _extend(self, logits: torch.Tensor):
+        scores = self.processors(self.path, logits.float()) if self.processors else logits
         if self.do_sample:
+            if scores.isneginf().all():
+                scores = logits  # nothing left to propose: any q is right as long as it is the one sampled
             scores = scores.float()
-            tokens = torch.multinomial(scores[0].softmax(dim=-1), num_samples=1).T
+            tokens = torch.multinomial(scores.softmax(dim=-1), num_samples=1).T
             self._scores.append(scores)
         else:
-            tokens = scores.argmax(dim=-1)
+            tokens = scores.argmax(dim=-1)[None]
         self.path = torch.cat((self.path, tokens), dim=1)
-        return tokens
 
     def candidates(self, count: int, length: int) -> tuple[torch.LongTensor, torch.Tensor | None]:
         """
@@ -63,5 +58,5 @@ class Proposal:
         Returns:
             The ids of shape `(1, length + count)` and, when sampling, the logits of q of shape `(1, count, vocab)`.
         """
-        scores = torch.cat(self._scores, dim=1)[:, :count] if self.do_sample and count else None
+        scores = torch.cat(self._scores)[None, :count] if self.do_sample and count else None
         return self.path[:, : length + count], scores

@@ -5,7 +5,7 @@ from safetensors import safe_open
 from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
-from .formats import translate
+from .formats import RENAMED_WEIGHTS, translate
 from .modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
 
 OUR_MODEL_TYPES = {config.model_type for config in (DFlashDrafterConfig, DSparkDrafterConfig)}
@@ -38,7 +38,7 @@ class AutoDrafter:
         drafter_class, drafter_config = translate(config, name)
         # Only a drafter of this package's making carries over; one that was saved under z-lab's names says so by a weight.
         drafter_config.carryover = "carry_embedding" in _weight_names(name, hub)
-        drafter = drafter_class.from_pretrained(name, config=drafter_config, **kwargs)
+        drafter = drafter_class.from_pretrained(name, config=drafter_config, key_mapping=RENAMED_WEIGHTS, **kwargs)
         if "speculators_model_type" in config and hasattr(drafter, "d2t"):
             drafter.d2t += torch.arange(len(drafter.d2t), device=drafter.d2t.device)  # saved as offsets from the index
         return drafter

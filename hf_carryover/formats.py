@@ -30,6 +30,11 @@ BODY_KEYS = (
 HEAD_KEYS = ("markov_rank", "markov_head_type", "confidence_head_with_markov")
 READ_OUT_KEYS = ("output_multiplier", "final_logit_softcapping", "input_embedding_scale")
 
+# What is left of older names: SpecForge kept its heads in a container at first, and a carry embedding was a bare vector.
+RENAMED_WEIGHTS = {r"^logit_head\.": "", r"^carry_embedding$": "carry_embedding.weight"}
+# Variants of the z-lab layout, by the key of `dflash_config` that asks for them.
+ZLAB_VARIANTS = {"causal_head": "JetSpec", "use_swa": "ModelOpt sliding-window DFlash"}
+
 KNOWN = "z-lab DFlash, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
 
 
@@ -55,10 +60,10 @@ def translate(config: dict[str, Any], where: str) -> tuple[type, DrafterConfig]:
     if kind is None and name in ("Qwen3DSparkModel", "DSparkDraftModel"):
         return _from_dspark({**config, **nested})
     if kind is None and name == "DFlashDraftModel":
-        projector = nested.get("projector_type", "dflash")
-        if projector == "dflash" and not nested.get("causal_head"):
+        variants = [variant for key, variant in ZLAB_VARIANTS.items() if nested.get(key)]
+        name, *_ = [*variants, nested.get("projector_type", "dflash")]
+        if name == "dflash":
             return _from_zlab({**config, **nested})
-        name = "JetSpec" if nested.get("causal_head") else projector
     raise ValueError(
         f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it loads its own "
         f"drafters and {KNOWN}."

@@ -74,8 +74,8 @@ class DFlashAttention(Qwen3Attention):
             key, value = cache.update(key, value, self.layer_idx)
 
         implementation = self.config._attn_implementation
-        if attention_mask is not None and "flash" in implementation:
-            implementation = "sdpa"  # flash kernels window by index; carried rows share positions with the block
+        if isinstance(attention_mask, torch.Tensor) and implementation != "eager":
+            implementation = "sdpa"  # flash kernels window by index, and flex attention would add a boolean mask
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, weights = attend(
             self,

@@ -12,6 +12,18 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 Pick = Callable[[torch.Tensor], torch.Tensor]
 
 
+class CarryEmbedding(nn.Module):
+    """One vector that tells carried rows from committed ones (arXiv 2609.14717, section 3); zero until it is trained."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, features: torch.Tensor, carried: torch.Tensor) -> torch.Tensor:
+        """Add the vector to `features` `(batch, rows, width)` where `carried` `(batch, rows)` is true."""
+        return features + carried.unsqueeze(-1) * self.weight
+
+
 class Drafter(PreTrainedModel):
     """
     A small model that proposes the next tokens of a target from the target's own hidden states.
@@ -40,7 +52,7 @@ class Drafter(PreTrainedModel):
         super().__init__(config)
         self.generation_config = GenerationConfig(carryover=config.carryover)
         features = len(config.target_layer_ids) * config.target_hidden_size
-        self.carry_embedding = nn.Parameter(torch.zeros(features)) if config.carryover else None
+        self.carry_embedding = CarryEmbedding(features) if config.carryover else None
         if config.draft_vocab_size < config.vocab_size:
             self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
         self.lm_head = (
@@ -49,11 +61,10 @@ class Drafter(PreTrainedModel):
 
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
-        if isinstance(module, Drafter):
-            if module.carry_embedding is not None:
-                nn.init.zeros_(module.carry_embedding)
-            if hasattr(module, "d2t"):
-                module.d2t.copy_(torch.arange(module.config.draft_vocab_size))
+        if isinstance(module, CarryEmbedding):
+            nn.init.zeros_(module.weight)
+        if isinstance(module, Drafter) and hasattr(module, "d2t"):
+            module.d2t.copy_(torch.arange(module.config.draft_vocab_size))
 
     def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
         """
@@ -73,7 +84,7 @@ class Drafter(PreTrainedModel):
         """Add the carry embedding to the rows where `carried` is true (shapes as in `fuse`)."""
         if carried is None or self.carry_embedding is None:
             return features
-        return features + carried.unsqueeze(-1) * self.carry_embedding
+        return self.carry_embedding(features, carried)
 
     def embed(self, tokens: torch.Tensor, embedding: nn.Module) -> torch.Tensor:
         """
@@ -113,7 +124,7 @@ class Drafter(PreTrainedModel):
         zero = torch.zeros(1, self.config.hidden_size, device=device, dtype=dtype)
         bias = lm_head(zero)[0, d2t]
         rows = (lm_head(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
-        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]  # sampling must find its seed untouched
+        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]  # no draw: the seed is the user's
         if torch.allclose(nn.functional.linear(probe, rows, bias), lm_head(probe)[:, d2t], rtol=0.1, atol=0.1):
             return lambda hidden: nn.functional.linear(hidden.to(device, dtype), rows, bias)
         return lambda hidden: lm_head(hidden.to(device, dtype))[..., d2t]

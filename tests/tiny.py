@@ -81,7 +81,7 @@ def random_drafter(
         drafter_class.config_class.from_target(target.config, initializer_range=0.3, **{**keys, **config})
     ).eval()
     if drafter.carry_embedding is not None:
-        nn.init.normal_(drafter.carry_embedding)
+        nn.init.normal_(drafter.carry_embedding.weight)
     return drafter
 
 
@@ -140,3 +140,12 @@ def partly_right_drafter(target: PreTrainedModel, script: torch.LongTensor, **co
 
 def third_wrong_drafter(target: PreTrainedModel, script: torch.LongTensor, **config) -> ScriptedDrafter:
     return scripted_drafter(target, script, lambda slot, position: slot == 2, **config)
+
+
+DRAFTERS: dict[str, Callable[..., DFlashDrafter]] = {
+    "random": lambda target, script, **config: random_drafter(target, **config),
+    "oracle": oracle_drafter,
+    "always wrong": wrong_drafter,
+    "partly right": partly_right_drafter,
+}
+LAYOUTS = [{"anchor_predicts": False, "block_size": 4}, {"anchor_predicts": True, "block_size": 3}]

@@ -8,7 +8,8 @@ from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel, Trainer
 from transformers.utils import logging
 
-from ..generation import CarryoverGenerationMixin, DraftStats, disable, enable
+from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check_target, disable, enable
+from .acceptance_plot import AcceptancePlot
 from .batch import Recorded, sample_anchors
 from .carryover_config import CarryoverTrainingArguments
 from .guest import GuestTarget
@@ -31,7 +32,10 @@ class CarryoverTrainer(Trainer):
         target_model (`PreTrainedModel`): The target; frozen, never in a checkpoint and never in the optimizer.
         args ([`CarryoverTrainingArguments`]).
         train_dataset, eval_dataset (`Dataset` or iterable of rows): Rows with `input_ids` and `loss_mask`.
-        kwargs: As for `Trainer`.
+        peft_config (`PeftConfig`, *optional*):
+            Train an adapter instead of the whole drafter; name small new parts in its `modules_to_save`, e.g.
+            `["carry_embedding"]`.
+        callbacks, kwargs: As for `Trainer`.
 
     Raises:
         `ValueError`: if target and drafter do not fit, or a set supervises no token.
@@ -44,15 +48,24 @@ class CarryoverTrainer(Trainer):
         args: CarryoverTrainingArguments,
         train_dataset=None,
         eval_dataset=None,
+        peft_config=None,
+        callbacks: list | None = None,
         **kwargs,
     ):
+        check_target(target_model)
+        check_pair(target_model, model)
         self.target_model = target_model.requires_grad_(False)
+        if peft_config is not None:
+            from peft import get_peft_model
+
+            model = get_peft_model(model, peft_config)
         super().__init__(
             model=model,
             args=args,
             train_dataset=self._packed(train_dataset, args, "train_dataset"),
             eval_dataset=self._packed(eval_dataset, args, "eval_dataset"),
             data_collator=PackedCollator(),
+            callbacks=[AcceptancePlot(), *(callbacks or [])],
             **kwargs,
         )
         self.model_accepts_loss_kwargs = True  # `compute_loss` divides by the items of the whole accumulated batch

@@ -1,0 +1,36 @@
+"""
+The command line, `hf-carryover`. One module per command.
+
+`--help` takes seconds: importing the package registers its drafters with transformers, which imports torch. Deferring
+that would leave `import hf_carryover` without the registration that it promises, so the price is paid.
+"""
+
+import typer
+from rich.console import Console
+
+from . import demo, generate
+
+
+class OneSentenceErrors(typer.core.TyperGroup):
+    """Ends a command that was given something unusable with one sentence instead of a traceback."""
+
+    def invoke(self, ctx):
+        try:
+            return super().invoke(ctx)
+        except (ValueError, OSError) as error:
+            sentence = " ".join(str(error).split())
+            Console(stderr=True, highlight=False).print(sentence, style="red", markup=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=OneSentenceErrors,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+    help="Faster generation with the same output: a small drafter proposes tokens, the target model decides.",
+)
+app.command(epilog="Example: [bold]hf-carryover demo --dtype float32 --json demo.json[/bold]")(demo.demo)
+app.command(
+    epilog='Example: [bold]hf-carryover generate Qwen/Qwen3-4B z-lab/Qwen3-4B-DFlash-b16 "Why is the sky blue?"[/bold]'
+)(generate.generate)

@@ -1,0 +1,1 @@
+"""Published drafters: one folder each, with the files of its Hub repository."""

