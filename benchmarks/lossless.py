@@ -4,8 +4,11 @@ Whether a drafter ever changes the output: greedy token for token over every fam
     python -m benchmarks.lossless --seeds 12 --tokens 200 --draws 20000
 """
 
+import os
 import warnings
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
+from multiprocessing import get_context
 from typing import Annotated, Any
 
 import torch
@@ -25,56 +28,57 @@ SAMPLED = [("mild", setting) for setting in SETTINGS] + [
 ]
 
 
-def greedy_matrix(seeds: int, tokens: int) -> list[dict[str, Any]]:
-    """Every family, drafter, layout and carryover over `seeds` targets; the second attention over fewer of them."""
+def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
+    """Every drafter, layout and carryover over `seeds` targets of a family; a second attention over fewer of them."""
     cases = [
-        (family, attn, seed)
-        for family in FAMILIES
+        (attn, seed)
         for place, attn in enumerate(attentions(family))
         for seed in range(min(seeds, EAGER_SEEDS) if place else seeds)
     ]
-    switches = list(product(DRAFTERS, (True, False), LAYOUTS))
-    rows = {
-        family: {"family": family, "runs": 0, "mismatches": [], "rounds": dict.fromkeys(DRAFTERS, 0)}
-        | {"committed": dict.fromkeys(DRAFTERS, 0)}
-        for family in FAMILIES
-    }
-    with tqdm(total=len(cases) * len(switches), desc="greedy", unit="run") as bar:
-        for family, attn, seed in cases:
-            bar.set_postfix_str(f"{family}, {attn}, seed {seed}")
-            target, prompt, row = tiny_target(family, seed, attn), tiny_prompt(seed=seed), rows[family]
-            plain = greedy(target, prompt, tokens)
-            for name, carryover, layout in switches:
-                drafter = DRAFTERS[name](target, plain, seed=seed, **layout)
-                drafted = greedy(target, prompt, tokens, assistant_model=drafter, carryover=carryover)
-                row["runs"] += 1
-                row["rounds"][name] += drafter.stats.rounds
-                row["committed"][name] += drafter.stats.committed
-                if difference := first_difference(target, plain, drafted):
-                    run = {"attention": attn, "seed": seed, "drafter": name, "carryover": carryover} | layout
-                    row["mismatches"].append(run | vars(difference))
-                bar.update()
-    return list(rows.values())
+    row: dict[str, Any] = {"family": family, "runs": 0, "mismatches": []}
+    row |= {count: dict.fromkeys(DRAFTERS, 0) for count in ("rounds", "committed")}
+    for attn, seed in cases:
+        target, prompt = tiny_target(family, seed, attn), tiny_prompt(seed=seed)
+        plain = greedy(target, prompt, tokens)
+        for name, carryover, layout in product(DRAFTERS, (True, False), LAYOUTS):
+            drafter = DRAFTERS[name](target, plain, seed=seed, **layout)
+            drafted = greedy(target, prompt, tokens, assistant_model=drafter, carryover=carryover)
+            row["runs"] += 1
+            row["rounds"][name] += drafter.stats.rounds
+            row["committed"][name] += drafter.stats.committed
+            if difference := first_difference(target, plain, drafted):
+                run = {"attention": attn, "seed": seed, "drafter": name, "carryover": carryover} | layout
+                row["mismatches"].append(run | vars(difference))
+    return row
 
 
-def sampled_settings(draws: int) -> list[dict[str, Any]]:
-    """A chi-square test of the joint of two tokens for every pair of drafter and setting."""
+def sampled_setting(name: str, setting: str, draws: int) -> dict[str, Any]:
+    """A chi-square test of the joint of two tokens for a pair of drafter and setting."""
     target = sampling_target()
-    drafters, rows = sampling_drafters(target), []
-    with tqdm(total=len(SAMPLED) * draws, desc="sampling", unit="draw") as bar:
-        for name, setting in SAMPLED:
-            bar.set_postfix_str(f"{name}, {setting}")
-            drawn = draw(target, drafters[name], SETTINGS[setting], draws, progress=bar.update)
-            rows.append(
-                {
-                    "drafter": name,
-                    "processors": setting,
-                    "draws": draws,
-                    "accepted": f"{drawn.acceptance:.0%}",
-                    "p": p_value(drawn.counts, exact_joint(target, SETTINGS[setting])),
-                }
-            )
-    return rows
+    drawn = draw(target, sampling_drafters(target)[name], SETTINGS[setting], draws)
+    return {
+        "drafter": name,
+        "processors": setting,
+        "draws": draws,
+        "accepted": f"{drawn.acceptance:.0%}",
+        "p": p_value(drawn.counts, exact_joint(target, SETTINGS[setting])),
+    }
+
+
+def one_thread():
+    """What a worker does first: there is one for every core, and tiny models gain nothing from more threads."""
+    warnings.filterwarnings("ignore", message="None of the .* tokens drafted")  # always wrong is meant to be
+    torch.set_num_threads(1)
+
+
+def run_all(seeds: int, tokens: int, draws: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Families and sampled settings, each a job of its own."""
+    with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), one_thread) as pool:
+        sampled = [pool.submit(sampled_setting, name, setting, draws) for name, setting in SAMPLED]
+        families = [pool.submit(greedy_family, family, seeds, tokens) for family in FAMILIES]
+        for _ in tqdm(as_completed(sampled + families), total=len(sampled + families), unit="job"):
+            pass
+        return [job.result() for job in families], [job.result() for job in sampled]
 
 
 def main(
@@ -83,9 +87,7 @@ def main(
     draws: Annotated[int, typer.Option(help="Sampled answers of every setting.")] = 20_000,
 ):
     """Whether a drafter ever changes the output: greedy token for token over every family, sampling by chi-square."""
-    warnings.filterwarnings("ignore", message="None of the .* tokens drafted")  # always wrong is meant to be
-    torch.set_num_threads(1)
-    families, samples = greedy_matrix(seeds, tokens), sampled_settings(draws)
+    families, samples = run_all(seeds, tokens, draws)
     table = [
         {"family": row["family"], "runs": row["runs"], "mismatches": len(row["mismatches"])}
         | {f"τ {name}": row["committed"][name] / row["rounds"][name] for name in DRAFTERS}

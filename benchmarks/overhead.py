@@ -5,13 +5,14 @@ Both generators drive the same tiny target with drafters of the same weights, wh
 target's own tokens or by wrong ones; the time in target, drafter and LM head is taken off on both sides alike.
 
     python -m benchmarks.overhead
-    python -m benchmarks.overhead --target path/to/target --drafter path/to/drafter    # also a real pair
+    python -m benchmarks.overhead --pair    # also the demo's target and drafter, or others: --target ... --drafter ...
 """
 
 import argparse
 import functools
 import statistics
 import time
+from importlib.resources import files
 from typing import Any
 
 import torch
@@ -19,9 +20,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
 from transformers.generation.streamers import BaseStreamer
 
-from benchmarks.native import native_twin
+from benchmarks.native import native_twin, over_whole_vocabulary
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter, DFlashDrafter, DFlashDrafterConfig, enable
+from hf_carryover.cli.demo import DRAFTER
+from hf_carryover.demo_target import load_demo_target
 from hf_carryover.prompts import PROMPTS
 
 PROCESSORS = {"repetition_penalty": 1.1}
@@ -35,7 +38,11 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 class Stopwatch:
-    """Seconds spent inside wrapped calls; a wrapped call within another one is not counted twice."""
+    """
+    Seconds of this thread spent inside wrapped calls; a wrapped call within another one is not counted twice.
+
+    The thread's own clock stands still while other programs use the core.
+    """
 
     def __init__(self):
         self.inside = 0.0
@@ -48,11 +55,11 @@ class Stopwatch:
         def timed(*args, **kwargs):
             if self.running:
                 return call(*args, **kwargs)
-            self.running, start = True, time.perf_counter()
+            self.running, start = True, time.thread_time()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.inside += time.perf_counter() - start
+                self.inside += time.thread_time() - start
                 self.running = False
 
         setattr(owner, name, timed)
@@ -68,7 +75,7 @@ class Rounds(BaseStreamer):
 
     def put(self, value: torch.Tensor):
         self.tokens.append(value.shape[-1])
-        self.outside.append(time.perf_counter() - self.watch.inside)
+        self.outside.append(time.thread_time() - self.watch.inside)
 
     def end(self):
         pass
@@ -89,8 +96,8 @@ class Scripted:
     Runs the drafter's forward, then answers from a script.
 
     Attributes:
-        answers (`torch.Tensor` of shape `(length, hidden)`): A state for every position, from which the LM head reads the
-            scripted token.
+        answers (`torch.Tensor` of shape `(length, hidden)`): For every position a state, from which the LM head reads
+            the scripted token.
     """
 
     answers: torch.Tensor
@@ -128,12 +135,17 @@ def tiny_target() -> LlamaForCausalLM:
     )
     target = LlamaForCausalLM(config).eval()
     with torch.no_grad():
-        target.lm_head.weight.mul_(200)
+        target.lm_head.weight.mul_(1e4)
     return target
 
 
 def measure_overhead(new_tokens: int, repetitions: int) -> list[dict[str, Any]]:
-    """Microseconds a round, the median over all rounds, for every way to choose tokens and right and wrong drafts."""
+    """
+    Microseconds a round, for every way to choose tokens, with right and with wrong drafts.
+
+    The median of a call's rounds is one measurement. The two generators take turns, and the ratio is the median of
+    those of neighbours, so that a machine that slows down for a while slows both.
+    """
     target = enable(tiny_target())
     config = DFlashDrafterConfig.from_target(target.config, block_size=8, mask_token_id=511, carryover=True)
     drafter = ScriptedDrafter(config).eval()
@@ -159,41 +171,42 @@ def measure_overhead(new_tokens: int, repetitions: int) -> list[dict[str, Any]]:
         script = target.generate(prompt, max_new_tokens=new_tokens + 8, **greedy)[0]
         for drafts, tokens in (("right", script), ("wrong", (script + 1) % 511)):
             drafter.answers = native.answers = nn.functional.normalize(target.lm_head.weight.detach()[tokens])
-            seconds: dict[str, list[float]] = {name: [] for name in assistants}
+            medians: dict[str, list[float]] = {name: [] for name in assistants}
             committed: dict[str, list[int]] = {name: [] for name in assistants}
             for repetition in range(repetitions + 1):
-                for name, assistant in assistants.items():
+                for name in sorted(assistants, reverse=repetition % 2):
                     torch.manual_seed(repetition)
                     rounds = Rounds(watch)
-                    target.generate(prompt, max_new_tokens=new_tokens, streamer=rounds, **choice, **assistant)
+                    target.generate(prompt, max_new_tokens=new_tokens, streamer=rounds, **choice, **assistants[name])
                     if repetition:  # the first one warms up
-                        seconds[name] += rounds.seconds
+                        medians[name].append(1e6 * statistics.median(rounds.seconds))
                         committed[name] += rounds.committed
-            micro = {name: 1e6 * statistics.median(times) for name, times in seconds.items()}
+            ratios = [ours / native for ours, native in zip(medians["ours"], medians["native"], strict=True)]
             rows.append(
                 {"tokens": mode, "drafts": drafts}
                 | {f"τ {name}": statistics.fmean(counts) for name, counts in committed.items()}
-                | {f"{name}, µs": f"{value:.0f}" for name, value in micro.items()}
-                | {"ratio": micro["ours"] / micro["native"]}
+                | {f"{name}, µs": f"{statistics.median(times):.0f}" for name, times in medians.items()}
+                | {"ratio": statistics.median(ratios)}
             )
             print(rows[-1], flush=True)
     return rows
 
 
-def measure_pair(target_folder: str, drafter_folder: str, new_tokens: int) -> list[dict[str, Any]]:
-    """Tokens a second and accepted drafts of plain, native and our generation on the built-in prompts, in fp32."""
-    tokenizer = AutoTokenizer.from_pretrained(target_folder)
-    target = enable(AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval())
-    drafter = AutoDrafter.from_pretrained(drafter_folder, dtype=torch.float32)
+def measure_pair(target, tokenizer, drafter: DFlashDrafter, new_tokens: int) -> list[dict[str, Any]]:
+    """Tokens a second and accepted drafts of plain, native and our generation on the built-in prompts."""
+    whole = over_whole_vocabulary(drafter)
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "native": {"assistant_model": native_twin(drafter), "speculation_type": "dflash"},
+        "ours, whole vocabulary": {"assistant_model": whole, "carryover": False},
         "ours": {"assistant_model": drafter, "carryover": False},
         "ours, carryover": {"assistant_model": drafter, "carryover": True},
     }
     committed: dict[str, list[int]] = {name: [] for name in ways}
     seconds = dict.fromkeys(ways, 0.0)
     same = dict.fromkeys(ways, 0)
+    for way in ways.values():  # warms up
+        target.generate(torch.tensor([[1, 2, 3]]), max_new_tokens=8, **way)
     for prompt in PROMPTS:
         message = [{"role": "user", "content": prompt.text}]
         inputs = tokenizer.apply_chat_template(
@@ -221,12 +234,26 @@ def measure_pair(target_folder: str, drafter_folder: str, new_tokens: int) -> li
     ]
 
 
+def load_pair(target_folder: str | None, drafter_folder: str | None) -> tuple:
+    """Target, tokenizer and drafter, the demo's unless named; in fp32, where outputs can be compared."""
+    if target_folder is None:
+        target, tokenizer = load_demo_target(torch.float32)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(target_folder)
+        target = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    drafter_folder = drafter_folder or str(files("hf_carryover.model_cards") / DRAFTER)
+    return enable(target), tokenizer, AutoDrafter.from_pretrained(drafter_folder, dtype=torch.float32)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repetitions", type=int, default=10, help="of every measurement, interleaved")
+    parser.add_argument("--repetitions", type=int, default=10, help="of every measurement, in turns")
     parser.add_argument("--new-tokens", type=int, default=160)
-    parser.add_argument("--target", help="folder of a real target")
-    parser.add_argument("--drafter", help="folder of the DFlash drafter trained for it")
+    parser.add_argument(
+        "--pair", action="store_true", help="also measure a real pair: the demo's, or the one named by"
+    )
+    parser.add_argument("--target", help="folder or Hub repository of a target")
+    parser.add_argument("--drafter", help="folder or Hub repository of a DFlash drafter that was trained for it")
     parser.add_argument("--pair-tokens", type=int, default=64, help="new tokens for each prompt of the real pair")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -234,12 +261,13 @@ def main():
     overhead = measure_overhead(arguments.new_tokens, arguments.repetitions)
     results: dict[str, Any] = {"overhead": overhead}
     text = (
-        "Time a round, outside the forwards of target and drafter: median of all rounds, both generators in turn.\n\n"
+        "Time a round takes outside the forwards of target and drafter: medians, both generators in turn.\n\n"
         + markdown_table(overhead)
     )
-    if arguments.target:
-        results["pair"] = measure_pair(arguments.target, arguments.drafter, arguments.pair_tokens)
-        text += "\n\nA real pair on the built-in prompts, greedy, fp32.\n\n" + markdown_table(results["pair"])
+    if arguments.pair or arguments.target:
+        pair = measure_pair(*load_pair(arguments.target, arguments.drafter), arguments.pair_tokens)
+        results["pair"] = pair
+        text += "\n\nA real pair on the built-in prompts, greedy, fp32.\n\n" + markdown_table(pair)
     print(text)
     print(write_report("overhead", results, text))
 

@@ -43,14 +43,12 @@ class CarryoverGenerationMixin(GenerationMixin):
             return super()._get_candidate_generator(
                 generation_config, input_ids, *args, assistant_model=assistant_model, **kwargs
             )
-        model_kwargs = kwargs["model_kwargs"]
-        refuse_call(input_ids, model_kwargs)
         generator = CarryoverCandidateGenerator(
             self,
             assistant_model,
             generation_config,
             kwargs["logits_processor"],
-            attention_mask=model_kwargs.get("attention_mask"),
+            attention_mask=kwargs["model_kwargs"].get("attention_mask"),
         )
         assistant_model.drafter.stats = generator.stats
         return generator
@@ -60,11 +58,13 @@ class CarryoverGenerationMixin(GenerationMixin):
     ):
         loop = super()._assisted_decoding
         call = kwargs.get("assistant_model")
+        if isinstance(call, DraftCall):
+            refuse_call(input_ids, kwargs)
         if not (isinstance(call, DraftCall) and stops_inside_block(stopping_criteria)):
             return loop(
                 input_ids, logits_processor, stopping_criteria, generation_config, *args, streamer=streamer, **kwargs
             )
-        stopping = PrefixStopping(stopping_criteria, input_ids.shape[1], streamer)
+        stopping = PrefixStopping(stopping_criteria, input_ids.shape[1], kwargs["cache"], streamer)
         output = loop(input_ids, logits_processor, stopping, generation_config, *args, streamer=stopping, **kwargs)
         call.drafter.stats.forget_last(stopping.cut)
         return stopping.trim(output)
@@ -73,8 +73,8 @@ class CarryoverGenerationMixin(GenerationMixin):
 def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
     """
     Raises:
-        `ValueError`: if the call has more than one row, embeddings instead of tokens, or a cache that is already filled
-            or that cannot drop rejected tokens.
+        `ValueError`: if the call has more than one row, embeddings instead of tokens, or no cache that is empty and
+            can drop rejected tokens.
     """
     if input_ids.shape[0] > 1:
         raise ValueError(
@@ -83,7 +83,9 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("A drafter needs the prompt's tokens: pass `input_ids` instead of `inputs_embeds`.")
-    cache = model_kwargs["cache"]
+    cache = model_kwargs.get("cache")
+    if cache is None:
+        raise ValueError("A drafter's target needs its cache: leave `use_cache=False` out.")
     if (filled := cache.get_seq_length()) > 0:
         raise ValueError(
             f"The cache passed to `generate` already holds {filled} positions, for which the drafter has no features: pass "
@@ -91,8 +93,8 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
         )
     if not cache.is_croppable:
         raise ValueError(
-            f"This call's {type(cache).__name__} cannot drop rejected tokens again, as quantised caches and static ones "
-            "with sliding-window layers cannot: leave `cache_implementation` out."
+            f"This call's {type(cache).__name__} cannot drop rejected tokens again, as quantised caches and static "
+            "ones with sliding-window layers cannot: leave `cache_implementation` out."
         )
 
 

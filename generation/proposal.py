@@ -38,10 +38,10 @@ class Proposal:
         return self.path[:, length:].to(logits.device)
 
     def _extend(self, logits: torch.Tensor):
-        scores = self.processors(self.path, logits.float()) if self.processors else logits
+        scores = logits
+        for processor in self.processors:  # one by one: the list itself inspects each one's signature in every call
+            scores = processor(self.path, scores.float())
         if self.do_sample:
-            if scores.isneginf().all():
-                scores = logits  # nothing left to propose: any q is right as long as it is the one sampled
             scores = scores.float()
             tokens = torch.multinomial(scores.softmax(dim=-1), num_samples=1).T
             self._scores.append(scores)

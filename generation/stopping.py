@@ -1,7 +1,10 @@
 """Stop rules inside a block: `generate` without a drafter would have asked them after every token."""
 
+from copy import copy
+
 import torch
-from transformers import EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers import Cache, EosTokenCriteria, MaxLengthCriteria, StoppingCriteriaList
+from transformers.cache_utils import DynamicSlidingWindowLayer
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
@@ -22,14 +25,17 @@ class PrefixStopping(BaseStreamer):
     Args:
         criteria (`StoppingCriteriaList`): The rules of the call.
         prompt_length (`int`): Tokens that no rule has to be asked about.
+        cache (`Cache`): The target's.
         streamer (`BaseStreamer`, *optional*): Of the call.
 
     Attributes:
         cut (`int`): Committed tokens after the one at which a rule stopped; 0 if none did.
     """
 
-    def __init__(self, criteria: StoppingCriteriaList, prompt_length: int, streamer: BaseStreamer | None):
-        self.criteria, self.streamer = criteria, streamer
+    def __init__(
+        self, criteria: StoppingCriteriaList, prompt_length: int, cache: Cache, streamer: BaseStreamer | None
+    ):
+        self.criteria, self.cache, self.streamer = criteria, cache, streamer
         self.checked = prompt_length
         self.cut = 0
 
@@ -45,22 +51,27 @@ class PrefixStopping(BaseStreamer):
         return done
 
     def put(self, value: torch.Tensor):
-        """Nothing yet: tokens are streamed once the rules have been asked."""
+        """Nothing is streamed before the rules have been asked; but the loop is about to crop the cache."""
+        # A sliding-window layer forgets at every crop what has left its window, so it cannot be cropped further then.
+        self.uncropped = [
+            copy(layer) if isinstance(layer, DynamicSlidingWindowLayer) else layer for layer in self.cache.layers
+        ]
 
     def end(self):
         if self.streamer is not None:
             self.streamer.end()
 
     def trim(self, output: torch.LongTensor | ModelOutput) -> torch.LongTensor | ModelOutput:
-        """`output` of the assisted loop without the tokens that were cut off."""
+        """`output` of the assisted loop, and the cache, without the tokens that were cut off."""
         if not self.cut:
             return output
+        self.cache.layers = self.uncropped
+        for layer in self.cache.layers:
+            layer.crop(self.checked - 1 - layer.get_seq_length())
         if isinstance(output, torch.Tensor):
             return output[:, : -self.cut]
         output.sequences = output.sequences[:, : -self.cut]
         for name in PER_TOKEN_OUTPUTS:
             if output.get(name) is not None:
                 output[name] = output[name][: -self.cut]
-        if output.get("cache") is not None:
-            output.cache.crop(-self.cut)
         return output

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from transformers import AutoConfig
+
 from .modeling import DFlashDrafter, DrafterConfig, DSparkDrafter, default_target_layer_ids
 
 # Configuration keys of a Qwen3 body, which all of these formats share with us.
@@ -110,11 +112,12 @@ def _from_dspark(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
         **heads,
         anchor_predicts=True,
         confidence_head=bool(config.get("enable_confidence_head")),
+        sliding_window_causal=True,  # in SpecForge; DeepSpec has no such layers
     )
 
 
 def _from_speculators(config: dict[str, Any], kind: str) -> tuple[type, DrafterConfig]:
-    layer = config["transformer_layer_config"]
+    layer = AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()  # saved as differences from defaults
     drafter = DSparkDrafter if kind == "dspark" else DFlashDrafter
     heads = {}
     if kind == "dspark":

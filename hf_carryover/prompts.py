@@ -1,4 +1,4 @@
-"""Built-in prompts of the demo."""
+"""Built-in prompts of the demo: short tasks that a model of 135M parameters answers in whole sentences."""
 
 from typing import NamedTuple
 
@@ -15,10 +15,10 @@ class Prompt(NamedTuple):
 
 
 PROMPTS = [
-    Prompt("chat", "Give me three tips for sleeping better."),
-    Prompt("chat", "What should I think about before I adopt a dog?"),
+    Prompt("chat", "How can I stay focused while I study?"),
+    Prompt("chat", "What is the difference between weather and climate?"),
     Prompt("code", "Write a Python function that tells whether a string is a palindrome."),
-    Prompt("code", "Write a SQL query that lists the ten customers who spent the most money last year."),
-    Prompt("math", "A train travels 180 km in 2 hours and 15 minutes. What is its average speed in km per hour?"),
-    Prompt("math", "Tom has 24 apples. He gives a third of them to Anna and eats two. How many apples are left?"),
+    Prompt("code", "Write a JavaScript function that reverses a string."),
+    Prompt("math", "What is the area of a rectangle that is 8 meters long and 5 meters wide?"),
+    Prompt("math", "Solve the equation 3x + 5 = 20 step by step."),
 ]

@@ -66,6 +66,13 @@ class Drafter(PreTrainedModel):
         if isinstance(module, Drafter) and hasattr(module, "d2t"):
             module.d2t.copy_(torch.arange(module.config.draft_vocab_size))
 
+    def add_carryover(self):
+        """Get a drafter ready to be trained with carried rows: give it a carry embedding, of zeros, if it has none."""
+        if self.carry_embedding is None:
+            width = len(self.config.target_layer_ids) * self.config.target_hidden_size
+            self.carry_embedding = CarryEmbedding(width).to(self.device, self.dtype)
+        self.config.carryover = self.generation_config.carryover = True
+
     def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
         """
         Turn the target's features into context rows.
@@ -184,11 +191,14 @@ class Drafter(PreTrainedModel):
         return logits
 
     def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
-        """Spread `(..., draft_vocab)` over `(..., vocab)`: a token outside the draft vocabulary has probability zero."""
+        """
+        Spread `(..., draft_vocab)` over `(..., vocab)`. Tokens outside the draft vocabulary have probability zero, unless a
+        logits processor forbids all inside: hence no minus infinity, from which nothing could be sampled then.
+        """
         if not hasattr(self, "d2t"):
             return logits
-        spread = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
-        return spread.index_copy_(-1, self.d2t, logits)
+        floor = logits.amin(dim=-1, keepdim=True) - 1e4
+        return floor.repeat_interleave(self.config.vocab_size, dim=-1).index_copy_(-1, self.d2t, logits)
 
     def confidence(self, hidden: torch.Tensor, anchor: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor | None:
         """

@@ -1,6 +1,5 @@
 """Two sampled tokens on a small vocabulary: their exact joint distribution, draws of it, and a chi-square test."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,14 +103,8 @@ class Draws:
         return self.accepted / self.drafted
 
 
-def draw(
-    target: PreTrainedModel,
-    drafter,
-    setting: dict[str, float],
-    count: int,
-    progress: Callable[[], object] = lambda: None,
-) -> Draws:
-    """Sample `count` answers with `drafter`; `progress` is called after each."""
+def draw(target: PreTrainedModel, drafter, setting: dict[str, float], count: int) -> Draws:
+    """Sample `count` answers with `drafter`."""
     draws = Draws()
     settings = {"top_k": 0} | setting  # the default of 50 is a processor, too
     torch.manual_seed(0)
@@ -120,7 +113,6 @@ def draw(
         draws.counts[tuple(output[0, PROMPT.shape[1] + 1 :][:2])] += 1
         draws.drafted += drafter.stats.drafted
         draws.accepted += drafter.stats.accepted
-        progress()
     return draws
 
 

@@ -4,7 +4,6 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from tiny import VOCABULARY, greedy, random_drafter, tiny_target
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -12,6 +11,7 @@ from typer.testing import CliRunner
 from hf_carryover import demo_target
 from hf_carryover.cli import app
 from hf_carryover.prompts import PROMPTS
+from tests.tiny import VOCABULARY, greedy, random_drafter, tiny_target
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 

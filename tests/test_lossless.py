@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from tiny import greedy, tiny_prompt, tiny_target
 
 from hf_carryover import Difference, first_difference
+from tests.tiny import greedy, tiny_prompt, tiny_target
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ TARGET = sampling_target()
 DRAFTERS = sampling_drafters(TARGET)
 
 
-def assert_same_distribution(drafter, setting: dict[str, float], draws: int = DRAWS):
-    drawn = draw(TARGET, drafter, setting, draws)
+def assert_same_distribution(drafter, setting: dict[str, float]):
+    drawn = draw(TARGET, drafter, setting, DRAWS)
     assert 0.05 < drawn.acceptance < 0.95
     assert p_value(drawn.counts, exact_joint(TARGET, setting)) > 1e-4
 
@@ -33,13 +33,11 @@ def test_a_bad_a_sequential_and_a_narrow_drafter_change_nothing(drafter, setting
 def test_a_draft_that_is_not_drawn_from_the_reported_distribution_is_found_out(monkeypatch):
     def most_likely(self, logits):
         self._scores.append(logits)
-        tokens = logits.argmax(dim=-1)
-        self.path = torch.cat((self.path, tokens), dim=1)
-        return tokens
+        self.path = torch.cat((self.path, logits.argmax(dim=-1)[None]), dim=1)
 
-    monkeypatch.setattr(Proposal, "pick", most_likely)
+    monkeypatch.setattr(Proposal, "_extend", most_likely)
     with pytest.raises(AssertionError, match="p_value"):
-        assert_same_distribution(DRAFTERS["mild"], {}, draws=2 * DRAWS)
+        assert_same_distribution(DRAFTERS["mild"], {})
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -66,3 +64,16 @@ def test_the_reported_distribution_is_the_one_after_the_processors(monkeypatch):
     assert reported
     for scores in reported:
         assert (scores.isfinite().sum(dim=-1) == 2).all()
+
+
+def test_a_draft_vocabulary_without_an_allowed_token():
+    drafter, allowed = DRAFTERS["draft vocabulary"], [1, 4, 5]
+    assert not set(allowed) & set(drafter.d2t.tolist())
+    output = TARGET.generate(
+        PROMPT,
+        do_sample=True,
+        max_new_tokens=12,
+        assistant_model=drafter,
+        prefix_allowed_tokens_fn=lambda batch, ids: allowed,
+    )
+    assert set(output[0, PROMPT.shape[1] :].tolist()) <= set(allowed)

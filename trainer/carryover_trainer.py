@@ -16,7 +16,7 @@ from .guest import GuestTarget
 from .losses import exponential_weights
 from .masks import HIDDEN
 from .objectives import DraftLoss, Tally, after_rejection
-from .packing import PackedCollator, held_out_prompts, pack
+from .packing import PackedCollator, held_out_prompts, packed_dataset
 
 logger = logging.get_logger(__name__)
 
@@ -31,7 +31,9 @@ class CarryoverTrainer(Trainer):
         model ([`Drafter`]): The drafter.
         target_model (`PreTrainedModel`): The target; frozen, never in a checkpoint and never in the optimizer.
         args ([`CarryoverTrainingArguments`]).
-        train_dataset, eval_dataset (`Dataset` or iterable of rows): Rows with `input_ids` and `loss_mask`.
+        train_dataset, eval_dataset (`Dataset` or iterable of rows):
+            Rows with `input_ids` and `loss_mask`, or conversations in `messages` or `conversations`, which need the
+            tokenizer as `processing_class`; see [`load_rows`]. Answers should be the target's own.
         peft_config (`PeftConfig`, *optional*):
             Train an adapter instead of the whole drafter; name small new parts in its `modules_to_save`, e.g.
             `["carry_embedding"]`.
@@ -62,8 +64,8 @@ class CarryoverTrainer(Trainer):
         super().__init__(
             model=model,
             args=args,
-            train_dataset=self._packed(train_dataset, args, "train_dataset"),
-            eval_dataset=self._packed(eval_dataset, args, "eval_dataset"),
+            train_dataset=packed_dataset(train_dataset, args.max_length, kwargs.get("processing_class")),
+            eval_dataset=packed_dataset(eval_dataset, args.max_length, kwargs.get("processing_class")),
             data_collator=PackedCollator(),
             callbacks=[AcceptancePlot(), *(callbacks or [])],
             **kwargs,
@@ -86,15 +88,6 @@ class CarryoverTrainer(Trainer):
             decay=args.loss_decay,
             anchors_per_chunk=args.anchors_per_chunk,
         )
-
-    @staticmethod
-    def _packed(rows, args: CarryoverTrainingArguments, name: str) -> Dataset | None:
-        if rows is None:
-            return None
-        sequences = [{**sequence, "sequence": i} for i, sequence in enumerate(pack(rows, args.max_length))]
-        if not sequences:
-            raise ValueError(f"`{name}` supervises no token: every `loss_mask` is zero.")
-        return Dataset.from_list(sequences)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
@@ -156,7 +149,9 @@ class CarryoverTrainer(Trainer):
             `tau_after_rejection_no_carry` where a second round starts; `generate_tau` and `generate_tau_no_carry`.
         """
         started = time.perf_counter()
-        dataset = self.eval_dataset if eval_dataset is None else self._packed(eval_dataset, self.args, "eval_dataset")
+        dataset = self.eval_dataset
+        if eval_dataset is not None:
+            dataset = packed_dataset(eval_dataset, self.args.max_length, self.processing_class)
         tallies = self._tallies(dataset)
         metrics = {name: tally.metrics()["tau"] for name, tally in tallies.items()}
         metrics |= tallies["tau"].metrics()

@@ -52,23 +52,26 @@ def load_rows(
     """
     if split not in ("all", "train", "held_out"):
         raise ValueError(f"`split` is {split!r}: it has to be 'all', 'train' or 'held_out'.")
-    kept: dict[bytes, Row] = {}
+    seen: set[bytes] = set()
     counts: Counter[str] = Counter()
-    example = None
+    example, chosen = None, []
     for record in _records(source):
         row = _read_row(record, tokenizer, max_length, template)
         example = example or row
-        reason = _why_not(row, kept)
+        reason = _why_not(row, seen)
         counts[reason or "kept"] += 1
         if reason is None:
-            kept[_key(row["input_ids"])] = row
-    if not kept and not counts["looping"]:
-        raise ValueError(_nothing_supervised(source, example, tokenizer))
-    if len(kept) < counts.total():
-        left_out = ", ".join(f"{count} {what}" for what, count in counts.items() if what != "kept")
-        logger.warning("Of %d rows, %d are left out: %s.", counts.total(), counts.total() - len(kept), left_out)
-    rows = [row for row in kept.values() if split == "all" or is_held_out(row) == (split == "held_out")]
-    return Dataset.from_dict({name: [row[name] for row in rows] for name in FEATURES}, features=FEATURES)
+            seen.add(_key(row["input_ids"]))
+            if split == "all" or is_held_out(row) == (split == "held_out"):
+                # Arrays: lists would take eight bytes a token, and a data set has many.
+                chosen.append((np.array(row["input_ids"], np.int32), np.array(row["loss_mask"], np.int8)))
+    if not counts["kept"]:
+        raise ValueError(_nothing_to_learn(source, example, counts, tokenizer))
+    if left_out := counts.total() - counts.pop("kept"):
+        reasons = ", ".join(f"{count} {what}" for what, count in counts.items())
+        logger.warning("Of %d rows, %d are left out: %s.", left_out + len(seen), left_out, reasons)
+    columns = zip(FEATURES, zip(*chosen, strict=True) if chosen else [[], []], strict=True)
+    return Dataset.from_dict({name: list(column) for name, column in columns}, features=FEATURES)
 
 
 def is_held_out(row: Row) -> bool:
@@ -152,14 +155,14 @@ def _read_row(record: Mapping[str, Any], tokenizer, max_length: int | None, temp
     return {"input_ids": list(ids[:max_length]), "loss_mask": [int(bool(bit)) for bit in mask[:max_length]]}
 
 
-def _why_not(row: Row, kept: Mapping[bytes, Row]) -> str | None:
+def _why_not(row: Row, seen: set[bytes]) -> str | None:
     """What speaks against a row."""
     answer = [token for token, bit in zip(row["input_ids"], row["loss_mask"], strict=True) if bit]
     if not answer:
         return "with nothing supervised"
     if repeats_itself(answer):
         return "looping"
-    if _key(row["input_ids"]) in kept:
+    if _key(row["input_ids"]) in seen:
         return "repeated"
     return None
 
@@ -168,9 +171,11 @@ def _key(ids: Sequence[int]) -> bytes:
     return hashlib.blake2b(np.asarray(ids, dtype="<i8").tobytes(), digest_size=16).digest()
 
 
-def _nothing_supervised(source, example: Row | None, tokenizer) -> str:
+def _nothing_to_learn(source, example: Row | None, counts: Counter[str], tokenizer) -> str:
     if example is None:
         return f"`{source}` holds no rows."
+    if counts["looping"]:
+        return f"Every row is left out: {dict(counts)}. Let the target sample its answers, so that they loop less."
     shown = example["input_ids"] if tokenizer is None else repr(tokenizer.decode(example["input_ids"]))
     return (
         f"No token of any row is supervised: no `loss_mask` is 1, or nobody has the role `assistant`. A row: {shown}"

@@ -30,7 +30,7 @@ class Prompt:
     """Token ids to continue; `number` is what the row is called and seeded by."""
 
     number: int
-    ids: Sequence[int]
+    ids: list[int]
     greedy: bool
 
 
@@ -105,7 +105,7 @@ def _queue(model, prompts, numbers, greedy, max_new_tokens: int, batch_size: int
             f"`numbers` ({len(numbers)}) and `greedy` ({len(greedy)}) need one entry for each of the {len(prompts)}"
             " prompts."
         )
-    rows = [Prompt(*row) for row in zip(numbers, prompts, greedy, strict=True)]
+    rows = [Prompt(number, list(ids), first) for number, ids, first in zip(numbers, prompts, greedy, strict=True)]
     limit = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     for row in rows:
         if len(row.ids) == 0:
@@ -120,7 +120,7 @@ def _queue(model, prompts, numbers, greedy, max_new_tokens: int, batch_size: int
     return [rows[i] for i in order]
 
 
-@torch.inference_mode()
+@torch.no_grad()  # not inference_mode: buffers that a forward replaces (dynamic RoPE) would be spoilt for training
 def _generate_in_slots(model, queue, max_new_tokens, batch_size, sampler, end, give_up):
     with slot_attention(model):
         slots = Slots(model, queue, min(batch_size, len(queue)), max_new_tokens, sampler)
@@ -262,14 +262,14 @@ class Slots:
         return token
 
 
-def _common_prefix(prompts: Sequence[Sequence[int]]) -> list[int]:
+def _common_prefix(prompts: Sequence[list[int]]) -> list[int]:
     """What all prompts begin with, without the last token of any."""
-    low, high = list(min(prompts)), list(max(prompts))
+    low, high = min(prompts), max(prompts)
     longest = min(map(len, prompts)) - 1
     return low[: next((i for i in range(longest) if low[i] != high[i]), longest)]
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _generate_padded(model, queue, max_new_tokens, batch_size, config, seed):
     """The same by `model.generate`, in left-padded batches."""
     stop = torch.tensor(end_tokens(config), dtype=torch.long)
@@ -284,7 +284,7 @@ def _generate_padded(model, queue, max_new_tokens, batch_size, config, seed):
             batch.append(queue.pop())
         config.do_sample = config.do_sample and not batch[0].greedy
         width = max(len(row.ids) for row in batch)
-        ids = torch.tensor([[pad] * (width - len(row.ids)) + list(row.ids) for row in batch], device=model.device)
+        ids = torch.tensor([[pad] * (width - len(row.ids)) + row.ids for row in batch], device=model.device)
         mask = torch.tensor([[0] * (width - len(row.ids)) + [1] * len(row.ids) for row in batch], device=model.device)
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed((seed * 1_000_003 + batch[0].number) % 2**63)

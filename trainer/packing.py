@@ -4,6 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from .data import Source, load_rows
 
 
 def pack(rows: Iterable[Mapping[str, Any]], length: int) -> Iterator[dict[str, list[int]]]:
@@ -36,6 +40,25 @@ def pack(rows: Iterable[Mapping[str, Any]], length: int) -> Iterator[dict[str, l
         document += 1
     if sequence["input_ids"]:
         yield sequence
+
+
+def packed_dataset(rows: Source | None, length: int, tokenizer: PreTrainedTokenizerBase | None) -> Dataset | None:
+    """
+    Args:
+        rows (see [`load_rows`], *optional*): Rows of any form.
+        length (`int`): Tokens of a sequence.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): For conversations.
+
+    Returns:
+        `Dataset` of what [`pack`] yields, each with its number in `sequence`; `None` if there are no rows.
+
+    Raises:
+        `ValueError`: if a row is of no known form, or no token of any row is supervised.
+    """
+    if rows is None:
+        return None
+    sequences = pack(load_rows(rows, tokenizer, max_length=length), length)
+    return Dataset.from_list([{**sequence, "sequence": i} for i, sequence in enumerate(sequences)])
 
 
 def held_out_prompts(sequences: Iterable[Mapping[str, Any]], count: int) -> list[list[int]]:

@@ -8,7 +8,7 @@ that would leave `import hf_carryover` without the registration that it promises
 import typer
 from rich.console import Console
 
-from . import demo, generate
+from . import demo, generate, synthesize, train
 
 
 class OneSentenceErrors(typer.core.TyperGroup):
@@ -17,8 +17,10 @@ class OneSentenceErrors(typer.core.TyperGroup):
     def invoke(self, ctx):
         try:
             return super().invoke(ctx)
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             sentence = " ".join(str(error).split())
+            if isinstance(error, ModuleNotFoundError):
+                sentence += ": run `pip install 'hf-carryover[train]'`."
             Console(stderr=True, highlight=False).print(sentence, style="red", markup=False, soft_wrap=True)
             raise typer.Exit(1) from error
 
@@ -34,3 +36,11 @@ app.command(epilog="Example: [bold]hf-carryover demo --dtype float32 --json demo
 app.command(
     epilog='Example: [bold]hf-carryover generate Qwen/Qwen3-4B z-lab/Qwen3-4B-DFlash-b16 "Why is the sky blue?"[/bold]'
 )(generate.generate)
+app.command(epilog="Example: [bold]hf-carryover synthesize Qwen/Qwen3-4B rows --rows 20000[/bold]")(
+    synthesize.synthesize
+)
+# `train` reads its flags itself, `--help` among them: they are those of two dataclasses.
+app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    epilog="Example: [bold]hf-carryover train recipe.yaml[/bold]",
+)(train.train)

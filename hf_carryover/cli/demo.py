@@ -32,54 +32,55 @@ def demo(dtype: Dtype = Dtype.auto, max_new_tokens: MaxNewTokens = 64, json: Jso
     model, tokenizer = load_demo_target(precision)
     target = enable(model)
     drafter = AutoDrafter.from_pretrained(str(files("hf_carryover.model_cards") / DRAFTER), dtype=precision)
-    prompts = [_chat(tokenizer, prompt.text) for prompt in PROMPTS]
+    setting = {
+        "target": "SmolLM2-135M-Instruct",
+        "drafter": f"{drafter.num_parameters() / 1e6:.0f}M parameters",
+        "dtype": str(precision).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+    }
+    console.print(", ".join(f"{name} {value}" for name, value in setting.items()), style="dim")
 
-    console.print(f"[bold]> {PROMPTS[0].text}[/bold]")
+    console.print(f"\n[bold]> {PROMPTS[0].text}[/bold]")
+    prompts = [_inputs(tokenizer, prompt.text) for prompt in PROMPTS]
     streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
-    streamed = Way("streamed", {"assistant_model": drafter, "streamer": streamer})
-    run(target, prompts[0], streamed, max_new_tokens)
-    console.print(f"[dim]{drafter.stats.summary()}[/dim]\n")
+    run(target, prompts[0], Way("streamed", {"assistant_model": drafter, "streamer": streamer}), max_new_tokens)
+    console.print(drafter.stats.summary(), style="dim", soft_wrap=True)
 
     ways = [
         Way("plain generate"),
         Way("drafter, no carryover", {"assistant_model": drafter, "carryover": False}),
         Way("drafter, carryover", {"assistant_model": drafter, "carryover": True}),
     ]
-    for way in ways:  # warm-up, counted nowhere
-        run(target, prompts[0], Way(way.name, way.arguments), max_new_tokens=8)
+    for way in ways:
+        run(target, prompts[0], Way("warm-up", way.arguments), max_new_tokens=8)
     for inputs in track(prompts, description="Measuring", console=console, transient=True):
         compare(target, inputs, ways, max_new_tokens)
-    console.print(
-        _table(ways, f"{len(prompts)} prompts, at most {max_new_tokens} new tokens each, {_short(precision)}")
-    )
-    write_json(
-        json,
-        {
-            "dtype": _short(precision),
-            "threads": torch.get_num_threads(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "max_new_tokens": max_new_tokens,
-            "prompts": [prompt._asdict() for prompt in PROMPTS],
-            "ways": [way.as_dict() for way in ways],
-        },
-    )
+    console.print(_table(ways, f"{len(prompts)} prompts, at most {max_new_tokens} new tokens each"))
+    for way in ways:
+        if margins := [f"{difference.margin:.3g}" for difference in way.differences if difference]:
+            told = f"{way.name}: where outputs part from plain, the two tokens' logits are {', '.join(margins)} apart"
+            console.print(told, soft_wrap=True)
+    measured = {
+        **setting,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "max_new_tokens": max_new_tokens,
+        "prompts": [prompt._asdict() for prompt in PROMPTS],
+        "ways": [way.as_dict() for way in ways],
+    }
+    write_json(json, measured)
 
 
-def _chat(tokenizer, text: str) -> dict[str, torch.Tensor]:
+def _inputs(tokenizer, text: str) -> dict[str, torch.Tensor]:
     turns = [{"role": "user", "content": text}]
     return tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=True, return_tensors="pt")
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _table(ways: list[Way], caption: str) -> Table:
     table = Table("", caption=caption)
     for heading in ("tokens/s", "τ", "speed"):
         table.add_column(heading, justify="right")
-    table.add_column("output as plain")
+    table.add_column("same output")
     plain = ways[0]
     for way in ways:
         table.add_row(
@@ -87,15 +88,6 @@ def _table(ways: list[Way], caption: str) -> Table:
             f"{way.tokens_per_second:.1f}",
             f"{way.acceptance_length:.2f}",
             f"{way.tokens_per_second / plain.tokens_per_second:.2f}×",
-            "" if way is plain else _verdict(way),
+            "" if way is plain else f"{way.differences.count(None)} of {len(way.differences)}",
         )
     return table
-
-
-def _verdict(way: Way) -> str:
-    parted = [difference for difference in way.differences if difference]
-    if not parted:
-        return "identical"
-    margins = ", ".join(f"{difference.margin:.3g}" for difference in parted)
-    same = len(way.differences) - len(parted)
-    return f"identical in {same} of {len(way.differences)}; logit margin where it parts: {margins}"

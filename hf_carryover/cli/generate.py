@@ -49,5 +49,5 @@ def generate(
         **({} if carryover is None else {"carryover": carryover}),
     )
     stats = assistant.stats
-    Console(stderr=True, highlight=False).print(stats.summary(), style="dim")
+    Console(stderr=True, highlight=False).print(stats.summary(), style="dim", soft_wrap=True)
     write_json(json, asdict(stats) | {"acceptance_length": stats.acceptance_length})

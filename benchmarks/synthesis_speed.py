@@ -1,0 +1,74 @@
+"""
+How much faster a target answers prompts in slots than in padded batches of `generate`, same prompts and batch size.
+
+    python -m benchmarks.synthesis_speed --prompts 128 --batch-size 64 --tokens 256
+"""
+
+import time
+from typing import Annotated
+
+import torch
+import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+from benchmarks.report import markdown_table, write_report
+from hf_carryover.demo_target import load_demo_target
+from hf_carryover.trainer.chat import prompt_ids, user_header
+from hf_carryover.trainer.decode import generate_batched
+
+WAYS = {"generate": False, "slots": True}
+
+
+def own_questions(target, tokenizer, count: int) -> list[list[int]]:
+    """`count` prompts that the target has thought of, as in `synthesize`."""
+    header, end = user_header(tokenizer, None)
+    config = GenerationConfig(do_sample=True, top_k=50, eos_token_id=end)
+    asked = generate_batched(target, [header] * count, max_new_tokens=96, generation_config=config)
+    questions = [tokenizer.decode(ids, skip_special_tokens=True) for _, ids in sorted(asked)]
+    return [prompt_ids(tokenizer, [{"role": "user", "content": question}], None) for question in questions]
+
+
+def measure(target, prompts: list[list[int]], way: str, batch_size: int, tokens: int) -> dict[str, float | int | str]:
+    """Emitted tokens, up to each row's end, by second of the clock and of the processor."""
+    clock, processor = time.perf_counter(), time.process_time()
+    answers = generate_batched(target, prompts, max_new_tokens=tokens, batch_size=batch_size, fast=WAYS[way])
+    emitted = sum(len(ids) for _, ids in answers)
+    clock, processor = time.perf_counter() - clock, time.process_time() - processor
+    return {
+        "way": way,
+        "tokens": emitted,
+        "seconds": clock,
+        "tokens/s": emitted / clock,
+        "tokens per CPU second": emitted / processor,
+    }
+
+
+def main(
+    target: Annotated[str | None, typer.Option(help="Folder or Hub id; by default SmolLM2-135M-Instruct.")] = None,
+    prompts: Annotated[int, typer.Option(help="Prompts to answer.")] = 128,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
+    rounds: Annotated[int, typer.Option(help="Times each way is measured, by turns.")] = 2,
+    threads: Annotated[int, typer.Option(help="CPU threads.")] = torch.get_num_threads(),
+) -> None:
+    torch.set_num_threads(threads)
+    if target is None:
+        model, tokenizer = load_demo_target(torch.bfloat16)
+    else:
+        model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16).eval()
+        tokenizer = AutoTokenizer.from_pretrained(target)
+    asked = own_questions(model, tokenizer, prompts)
+    measured = []
+    for _ in range(rounds):
+        for way in WAYS:
+            measured.append(measure(model, asked, way, batch_size, tokens))
+            print(measured[-1])
+    best = {way: max(row["tokens/s"] for row in measured if row["way"] == way) for way in WAYS}
+    lengths = f"{prompts} prompts, batch size {batch_size}, at most {tokens} tokens each, bf16, {threads} threads"
+    text = f"{lengths}. Slots are {best['slots'] / best['generate']:.1f} times as fast.\n\n{markdown_table(measured)}"
+    results = {"speedup": best["slots"] / best["generate"], "setting": lengths, "runs": measured}
+    print(write_report("synthesis_speed", results, text))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,122 @@
+"""A training run from a YAML file or flags: what `hf-carryover train` does."""
+
+from dataclasses import dataclass, field
+
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ..modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
+from .carryover_config import CarryoverTrainingArguments
+from .carryover_trainer import CarryoverTrainer
+from .data import load_rows
+from .initialise import initialise_from_target, most_frequent_tokens
+
+FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig}
+
+
+@dataclass
+class RunArguments:
+    """
+    > Parameters that control what is trained on what
+
+    Args:
+        target (`str`): Folder or Hub repository of the target.
+        data (`list[str]`): Folders or files of rows, e.g. from `hf-carryover synthesize`; one prompt in 32 is held out.
+        drafter (`str`, *optional*): Trained drafter to go on from; a new one by default.
+
+    > Parameters that control a new drafter
+
+    Args:
+        family (`str`, *optional*, defaults to `"dflash"`): `"dflash"` or `"dspark"`.
+        mask_token_id (`int`, *optional*): An unused row of the target's embedding; needed.
+        num_hidden_layers (`int`, *optional*, defaults to 3): Layers.
+        block_size (`int`, *optional*, defaults to 8): Slots of a block.
+        draft_vocab_size (`int`, *optional*): Draft only the tokens that are most frequent in the data.
+        qk_norm (`bool`, *optional*, defaults to `True`): Whether queries and keys are normalised per head.
+        from_target_layers (`bool`, *optional*, defaults to `True`): Start from the target's last layers.
+
+    > Parameters that control an adapter
+
+    Args:
+        lora_rank (`int`, *optional*, defaults to 0): Train a LoRA adapter of this rank instead of the whole drafter.
+    """
+
+    target: str = field(metadata={"help": "Folder or Hub repository of the target."})
+    data: list[str] = field(metadata={"help": "Folders or files of rows."})
+    drafter: str | None = field(default=None, metadata={"help": "Trained drafter to go on from."})
+    family: str = field(default="dflash", metadata={"help": "Family of a new drafter.", "choices": [*FAMILIES]})
+    mask_token_id: int | None = field(default=None, metadata={"help": "An unused row of the target's embedding."})
+    num_hidden_layers: int = field(default=3, metadata={"help": "Layers of a new drafter."})
+    block_size: int = field(default=8, metadata={"help": "Slots of a block."})
+    draft_vocab_size: int | None = field(default=None, metadata={"help": "Draft only the most frequent tokens."})
+    qk_norm: bool = field(default=True, metadata={"help": "Normalise queries and keys per head."})
+    from_target_layers: bool = field(default=True, metadata={"help": "Start from the target's last layers."})
+    lora_rank: int = field(default=0, metadata={"help": "Train a LoRA adapter of this rank."})
+
+
+def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_drafter) -> CarryoverTrainer:
+    """
+    Train, evaluate at the end and save to `training.output_dir`.
+
+    Args:
+        arguments ([`RunArguments`]), training ([`CarryoverTrainingArguments`]).
+        load_drafter (`Callable`): From a folder or repository to a [`Drafter`], for `arguments.drafter`.
+
+    Raises:
+        `ValueError`: if the arguments do not fit each other, the target or the data.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+    dtype = torch.bfloat16 if training.bf16 else torch.float32
+    target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=dtype)
+    rows = {split: load_rows(arguments.data, tokenizer, split=split) for split in ("train", "held_out")}
+    if arguments.drafter:
+        drafter = load_drafter(arguments.drafter)
+    else:
+        drafter = new_drafter(arguments, target, rows["train"], "carryover" in training.objectives)
+    if "carryover" in training.objectives:
+        drafter.add_carryover()
+    trainer = CarryoverTrainer(
+        model=drafter.float(),  # master weights; `bf16` computes in bfloat16 all the same
+        target_model=target,
+        args=training,
+        train_dataset=rows["train"],
+        eval_dataset=rows["held_out"],
+        processing_class=tokenizer,
+        peft_config=adapter(drafter, arguments.lora_rank) if arguments.lora_rank else None,
+    )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model()
+    trainer.save_metrics("eval", trainer.evaluate())
+    return trainer
+
+
+def new_drafter(arguments: RunArguments, target: PreTrainedModel, rows, carryover: bool) -> Drafter:
+    """A drafter with the weights it starts from."""
+    if arguments.mask_token_id is None:
+        raise ValueError("`mask_token_id` is not set: write the id of an unused row of the target's embedding.")
+    kept = None
+    if arguments.draft_vocab_size:
+        kept = most_frequent_tokens(rows, arguments.draft_vocab_size)
+    config = FAMILIES[arguments.family].from_target(
+        target.config,
+        num_hidden_layers=arguments.num_hidden_layers,
+        block_size=arguments.block_size,
+        mask_token_id=arguments.mask_token_id,
+        draft_vocab_size=kept and len(kept),
+        qk_norm=arguments.qk_norm,
+        carryover=carryover,
+    )
+    drafter = AutoModel.from_config(config)
+    if kept:
+        drafter.d2t.copy_(torch.tensor(kept))
+    if arguments.from_target_layers:
+        initialise_from_target(drafter, target)
+    return drafter
+
+
+def adapter(drafter: Drafter, rank: int):
+    """`LoraConfig` on every projection of the drafter; its small new parts are trained whole."""
+    from peft import LoraConfig
+
+    small = [name for name in ("carry_embedding", "markov_head", "confidence_head") if getattr(drafter, name, None)]
+    return LoraConfig(r=rank, target_modules=r".*(_proj|fc)", modules_to_save=small or None)
