@@ -1,7 +1,7 @@
 """
 How much faster a target answers prompts in slots than in padded batches of `generate`, same prompts and batch size.
 
-    python -m benchmarks.synthesis_speed --prompts 128 --batch-size 64 --tokens 256
+    python -m benchmarks.synthesis_speed --prompts 256 --batch-size 64
 """
 
 import time
@@ -45,10 +45,10 @@ def measure(target, prompts: list[list[int]], way: str, batch_size: int, tokens:
 
 def main(
     target: Annotated[str | None, typer.Option(help="Folder or Hub id; by default SmolLM2-135M-Instruct.")] = None,
-    prompts: Annotated[int, typer.Option(help="Prompts to answer.")] = 128,
+    prompts: Annotated[int, typer.Option(help="Prompts to answer.")] = 256,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.")] = 64,
-    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 256,
-    rounds: Annotated[int, typer.Option(help="Times each way is measured, by turns.")] = 2,
+    tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 512,
+    rounds: Annotated[int, typer.Option(help="Times each way is measured, by turns.")] = 1,
     threads: Annotated[int, typer.Option(help="CPU threads.")] = torch.get_num_threads(),
 ) -> None:
     torch.set_num_threads(threads)

@@ -32,7 +32,7 @@ BODY_KEYS = (
 HEAD_KEYS = ("markov_rank", "markov_head_type", "confidence_head_with_markov")
 READ_OUT_KEYS = ("output_multiplier", "final_logit_softcapping", "input_embedding_scale")
 
-# What is left of older names: SpecForge kept its heads in a container at first, and a carry embedding was a bare vector.
+# Older names: SpecForge kept its heads in a container at first, and a carry embedding was a bare vector.
 RENAMED_WEIGHTS = {r"^logit_head\.": "", r"^carry_embedding$": "carry_embedding.weight"}
 # Variants of the z-lab layout, by the key of `dflash_config` that asks for them.
 ZLAB_VARIANTS = {"causal_head": "JetSpec", "use_swa": "ModelOpt sliding-window DFlash"}
@@ -40,7 +40,10 @@ ZLAB_VARIANTS = {"causal_head": "JetSpec", "use_swa": "ModelOpt sliding-window D
 KNOWN = "z-lab DFlash, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
 
 
-def translate(config: dict[str, Any], where: str) -> tuple[type, DrafterConfig]:
+Translation = tuple[type[DFlashDrafter], DrafterConfig]
+
+
+def translate(config: dict[str, Any], where: str) -> Translation:
     """
     Read another tool's drafter configuration.
 
@@ -52,8 +55,17 @@ def translate(config: dict[str, Any], where: str) -> tuple[type, DrafterConfig]:
         The drafter class and its configuration.
 
     Raises:
-        `ValueError`: naming the format, if it is not a drafter that this package can run.
+        `ValueError`: naming the format, if it is not a drafter that this package can run, or the key that it lacks.
     """
+    try:
+        return _read(config, where)
+    except KeyError as key:
+        raise ValueError(
+            f"The `config.json` in {where!r} has no {key}, which a drafter's configuration needs."
+        ) from None
+
+
+def _read(config: dict[str, Any], where: str) -> Translation:
     kind = config.get("speculators_model_type")
     name = (config.get("architectures") or ["no architecture"])[0]
     nested = config.get("dflash_config") or {}
@@ -67,8 +79,8 @@ def translate(config: dict[str, Any], where: str) -> tuple[type, DrafterConfig]:
         if name == "dflash":
             return _from_zlab({**config, **nested})
     raise ValueError(
-        f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it loads its own "
-        f"drafters and {KNOWN}."
+        f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it loads "
+        f"its own drafters and {KNOWN}."
     )
 
 
@@ -78,12 +90,14 @@ def _body(config: dict[str, Any]) -> dict[str, Any]:
 
 def _tied_to_target(config: dict[str, Any]) -> dict[str, Any]:
     """Feature layers and block of the formats whose ids count decoder layers and whose hooks saw raw layer outputs."""
-    layers = config.get("num_target_layers")
-    ids = config.get("target_layer_ids") or default_target_layer_ids(layers, config["num_hidden_layers"])
+    ids, layers = config.get("target_layer_ids"), config.get("num_target_layers")
+    if ids is None:
+        ids = default_target_layer_ids(config["num_target_layers"], config["num_hidden_layers"])
     if layers is not None and max(ids) == layers - 1:
         raise ValueError(
-            f"`target_layer_ids` {ids} names the target's last layer, whose output this format reads before the final norm; "
-            "transformers hands it out after the norm, so the drafter would be misled: use a drafter with earlier layers."
+            f"`target_layer_ids` {ids} names the target's last layer, whose output this format reads before the final "
+            "norm; transformers hands it out after the norm, so the drafter would be misled: use a drafter with earlier "
+            "layers."
         )
     return {
         "target_layer_ids": ids,
@@ -93,7 +107,7 @@ def _tied_to_target(config: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _from_zlab(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
+def _from_zlab(config: dict[str, Any]) -> Translation:
     read_out = {key: config[key] for key in READ_OUT_KEYS if config.get(key) is not None}
     return DFlashDrafter, DFlashDrafter.config_class(
         **_body(config),
@@ -104,7 +118,7 @@ def _from_zlab(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
     )
 
 
-def _from_dspark(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
+def _from_dspark(config: dict[str, Any]) -> Translation:
     heads = {key: config[key] for key in HEAD_KEYS if config.get(key) is not None}
     return DSparkDrafter, DSparkDrafter.config_class(
         **_body(config),
@@ -116,7 +130,7 @@ def _from_dspark(config: dict[str, Any]) -> tuple[type, DrafterConfig]:
     )
 
 
-def _from_speculators(config: dict[str, Any], kind: str) -> tuple[type, DrafterConfig]:
+def _from_speculators(config: dict[str, Any], kind: str) -> Translation:
     layer = AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()  # saved as differences from defaults
     drafter = DSparkDrafter if kind == "dspark" else DFlashDrafter
     heads = {}

@@ -125,16 +125,20 @@ class Drafter(PreTrainedModel):
         """
         if self.lm_head is not None:
             return self.lm_head
+
+        def whole(hidden: torch.Tensor) -> torch.Tensor:
+            return lm_head(hidden.to(device, dtype)).to(device)  # the head of a spread-out target may be elsewhere
+
         if not hasattr(self, "d2t"):
-            return lambda hidden: lm_head(hidden.to(device, dtype))
+            return whole
         d2t = self.d2t.to(device)
         zero = torch.zeros(1, self.config.hidden_size, device=device, dtype=dtype)
-        bias = lm_head(zero)[0, d2t]
-        rows = (lm_head(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
+        bias = whole(zero)[0, d2t]
+        rows = (whole(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
         probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]  # no draw: the seed is the user's
-        if torch.allclose(nn.functional.linear(probe, rows, bias), lm_head(probe)[:, d2t], rtol=0.1, atol=0.1):
+        if torch.allclose(nn.functional.linear(probe, rows, bias), whole(probe)[:, d2t], rtol=0.1, atol=0.1):
             return lambda hidden: nn.functional.linear(hidden.to(device, dtype), rows, bias)
-        return lambda hidden: lm_head(hidden.to(device, dtype))[..., d2t]
+        return lambda hidden: whole(hidden)[..., d2t]
 
     def read_out(self, hidden: torch.Tensor, head: Head) -> torch.Tensor:
         """

@@ -12,7 +12,7 @@ import transformers
 from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 
-from hf_carryover import AutoDrafter, CarryoverTrainer, CarryoverTrainingArguments
+from hf_carryover import AutoDrafter, CarryoverTrainer, CarryoverTrainingArguments, DSparkDrafter
 from hf_carryover.trainer.initialise import initialise_from_target, most_frequent_tokens
 from hf_carryover.trainer.losses import dspark_loss, leading_run, position_weights
 from tests.tiny import greedy, random_drafter, tiny_prompt, tiny_target
@@ -48,11 +48,11 @@ def arguments(folder, **changes) -> CarryoverTrainingArguments:
     return CarryoverTrainingArguments(output_dir=str(folder), **{**settings, **changes})
 
 
-def trainer(folder, data=None, **changes) -> CarryoverTrainer:
+def trainer(folder, data=None, drafter_config=None, **changes) -> CarryoverTrainer:
     peft_config = changes.pop("peft_config", None)
     data = data or rows()
     target = tiny_target("qwen3")
-    drafter = random_drafter(target)  # seeds what an adapter is initialised with, too
+    drafter = random_drafter(target, **(drafter_config or {}))  # seeds what an adapter is initialised with, too
     return CarryoverTrainer(
         model=drafter,
         target_model=target,
@@ -82,6 +82,31 @@ def test_training_lowers_the_loss_and_leaves_the_target_alone(tmp_path, objectiv
     assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
     assert_same_weights(before, learner.target_model.state_dict(), atol=0, rtol=0)
     assert not any(p.requires_grad for p in learner.target_model.parameters())
+
+
+def test_a_dspark_drafter_learns_from_the_targets_distribution(tmp_path):
+    heads = {
+        "drafter_class": DSparkDrafter,
+        "markov_rank": 8,
+        "confidence_head": True,
+        "confidence_head_with_markov": True,
+        "anchor_predicts": True,
+        "draft_vocab_size": 60,
+    }
+    learner = trainer(
+        tmp_path,
+        drafter_config=heads,
+        objectives=["carryover"],
+        loss_type="dspark",
+        verify_against="target",
+        max_steps=25,
+        learning_rate=5e-3,
+    )
+    before = weights(learner)
+    learner.train()
+    losses = [entry["loss"] for entry in learner.state.log_history if "loss" in entry]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert all(not value.equal(before[name]) for name, value in weights(learner).items() if name != "d2t")
 
 
 def test_four_batches_of_two_are_two_batches_of_four(tmp_path):
@@ -165,7 +190,9 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
     [
         ({"objectives": ["blocks"]}, "`objectives` is .*'blocks'.*: name one or more of block, carryover"),
         ({"objectives": []}, "`objectives` is"),
-        ({"position_weights": "linear"}, "`position_weights` is 'linear'"),
+        ({"position_weights": "linear"}, "`position_weights` is 'linear': write one of exponential, d-pace, vat"),
+        ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, dspark"),
+        ({"verify_against": "me"}, "`verify_against` is 'me': write one of recorded, target"),
         ({"num_anchors": 0}, "`num_anchors` is 0: write at least 1"),
         ({"loss_decay": 0.0}, "`loss_decay` is 0.0"),
     ],

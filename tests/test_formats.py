@@ -331,6 +331,7 @@ def test_speculators_dspark_drafts_over_its_own_vocabulary(tmp_path, kind):
         (zlab_config(dflash_config={"causal_head": True}), "JetSpec"),
         (zlab_config(dflash_config={"use_swa": True, "swa_window_size": 4}), "ModelOpt sliding-window DFlash"),
         (zlab_config(architectures=["Qwen3ForCausalLM"]), "Qwen3ForCausalLM"),
+        (deepspec_config(architectures=["Gemma4DSparkModel"]), "Gemma4DSparkModel"),
         ({"model_type": "qwen3"}, "no architecture"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -356,6 +357,18 @@ def test_a_drafter_class_refuses_foreign_folders_and_names_auto_drafter(tmp_path
     folder = checkpoint(tmp_path, config, body_weights())
     with pytest.raises(ValueError, match=rf"holds a {found}, not a \w+: `hf_carryover.AutoDrafter.from_pretrained`"):
         drafter_class.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("key", ["block_size", "target_layer_ids"])
+def test_a_configuration_that_lacks_a_key_is_refused_by_the_key(tmp_path, key):
+    config = zlab_config()
+    config.pop(key, None)
+    config["dflash_config"].pop(key, None)
+    del config["num_target_layers"]
+    with pytest.raises(
+        ValueError, match="has no '(block_size|num_target_layers)', which a drafter's configuration needs"
+    ):
+        AutoDrafter.from_pretrained(checkpoint(tmp_path, config, body_weights()))
 
 
 @pytest.mark.parametrize("config", [zlab_config(), deepspec_config()], ids=["z-lab", "DeepSpec"])

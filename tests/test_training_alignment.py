@@ -54,7 +54,7 @@ def test_a_held_out_prompt_is_what_stands_before_the_answer():
 def test_anchors_are_tokens_whose_next_token_is_supervised():
     document = torch.tensor([[0, 0, 0, 0, 1, 1, -1]])
     loss_mask = torch.tensor([[0, 0, 1, 1, 1, 1, 0]], dtype=torch.bool)
-    recorded = Recorded(document, loss_mask, document, document, document)
+    recorded = Recorded(document, loss_mask, document, document, document, document)
     # 1 predicts the first answer token; 3 is the last token of its document; 5 has padding behind it.
     assert recorded.eligible().int().tolist() == [[0, 1, 1, 0, 1, 0, 0]]
 
@@ -62,7 +62,7 @@ def test_anchors_are_tokens_whose_next_token_is_supervised():
 def test_labels_stop_where_the_document_or_the_supervision_does():
     tokens = torch.tensor([[10, 11, 12, 13, 14, 15]])
     document = torch.tensor([[0, 0, 0, 0, 1, 1]])
-    recorded = Recorded(tokens, torch.ones_like(tokens).bool(), document, document, tokens)
+    recorded = Recorded(tokens, torch.ones_like(tokens).bool(), document, document, tokens, tokens)
     labels = Labels.of(recorded, Anchors(torch.tensor([[1, 4]]), torch.tensor([[True, True]])), 3)
     assert labels.tokens[0, 0].tolist() == [12, 13, 14]
     assert labels.supervised.int().tolist() == [[[1, 1, 0], [1, 0, 0]]]
@@ -94,11 +94,12 @@ def test_branches_are_judged_as_if_each_were_a_sequence_of_its_own(family):
     recorded, cache = read(guest, batch, keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 11, 14], [6, 20, 2]]), torch.ones(2, 3, dtype=torch.bool))
     drafts = torch.randint(2, 90, (2, 3, 4), generator=torch.Generator().manual_seed(3))
-    features = guest.judge(recorded, cache, anchors, drafts).view(2, 3, 4, -1)
+    features, said = guest.judge(recorded, cache, anchors, drafts)
     for row, branch, start, anchor in ((0, 0, 0, 5), (0, 1, 0, 11), (0, 2, FIRST, 14), (1, 1, 0, 20)):
-        prefix = batch["input_ids"][row, start : anchor + 1]
-        alone = features_of(target, guest, torch.cat((prefix, drafts[row, branch]))[None])[0, -4:]
+        tokens = torch.cat((batch["input_ids"][row, start : anchor + 1], drafts[row, branch]))[None]
+        alone = features_of(target, guest, tokens)[0, -4:]
         torch.testing.assert_close(features[row, branch], alone, atol=1e-5, rtol=1e-5)
+        assert said[row, branch].equal(target(tokens).logits[0, -5:-1].argmax(dim=-1))
 
 
 @pytest.mark.parametrize("anchor_predicts", [False, True])
@@ -167,6 +168,7 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
         recorded.document,
         recorded.position,
         torch.where(changed[:, None], recorded.features + 1, recorded.features),
+        recorded.final,
     )
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 4, -1)
     assert after[0].equal(before[0]) and after[1, 0].equal(before[1, 0])
@@ -238,3 +240,17 @@ def test_chunks_of_anchors_change_neither_loss_nor_gradient(carry):
         outcomes.append((value.detach(), tally.accepted, drafter.fc.weight.grad.clone()))
     for one, other in zip(*outcomes, strict=True):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_the_teacher_is_what_the_target_generates_from():
+    target = tiny_target("gemma2", attn="eager", final_logit_softcapping=2.0)
+    drafter = random_drafter(target, draft_vocab_size=40)
+    drafter.d2t.copy_(torch.arange(10, 50))
+    guest = GuestTarget(target, drafter.config.target_layer_ids)
+    recorded, _ = read(guest, packed_documents())
+    loss = draft_loss(target, drafter)
+    loss.teacher, loss.draft_ids = guest, torch.arange(96)
+    anchors = Anchors(torch.tensor([[5], [7]]), torch.ones(2, 1, dtype=torch.bool))
+    taught = loss._taught(recorded, anchors)
+    alone = target(recorded.tokens[1:, :10]).logits[0, 7:].softmax(dim=-1)[:, 10:50]
+    torch.testing.assert_close(taught[1], alone, atol=1e-5, rtol=1e-5)

@@ -18,6 +18,7 @@ class Recorded:
         document (`torch.LongTensor` of shape `(batch, length)`): -1 on padding.
         position (`torch.LongTensor` of shape `(batch, length)`): Within the document.
         features (`torch.Tensor` of shape `(batch, length, n_layers * target_hidden)`).
+        final (`torch.Tensor` of shape `(batch, length, target_hidden)`): The target's last states, which its head reads.
     """
 
     tokens: torch.Tensor
@@ -25,6 +26,7 @@ class Recorded:
     document: torch.Tensor
     position: torch.Tensor
     features: torch.Tensor
+    final: torch.Tensor
 
     def rows(self) -> Rows:
         """The sequence as attention keys."""
@@ -57,9 +59,18 @@ class Anchors:
         return Anchors(self.index[item], self.valid[item])
 
     def take(self, values: torch.Tensor, ahead: torch.Tensor | int = 0) -> torch.Tensor:
-        """Entries of `values` `(batch, length)` at the anchors, or `ahead` behind them; clamped to the last one."""
-        at = (self.index.unsqueeze(-1) + ahead).clamp(0, values.shape[1] - 1).flatten(1)
-        return values.gather(1, at).view(*self.index.shape, -1)
+        """
+        Entries of `values` at the anchors, or `ahead` behind them; clamped to the last one.
+
+        Args:
+            values (`torch.Tensor` of shape `(batch, length, ...)`).
+            ahead (`torch.LongTensor` of shape `(slots,)`, *optional*).
+
+        Returns:
+            `torch.Tensor` of shape `(batch, anchors, slots, ...)`.
+        """
+        at = (self.index.unsqueeze(-1) + ahead).clamp(0, values.shape[1] - 1)
+        return values[torch.arange(len(values), device=at.device)[:, None, None], at]
 
     def rows(self, recorded: Recorded, slots: int, first: int = 0, includes_anchor: bool = False) -> Rows:
         """

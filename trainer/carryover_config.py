@@ -7,6 +7,8 @@ from transformers import TrainingArguments
 from .losses import POSITION_WEIGHTS
 
 OBJECTIVES = ("block", "carryover")
+LOSS_TYPES = ("cross-entropy", "dspark")
+VERIFIERS = ("recorded", "target")
 
 
 @dataclass
@@ -22,6 +24,11 @@ class CarryoverTrainingArguments(TrainingArguments):
             Blocks in memory at a time; the rest is recomputed in the backward pass.
         position_weights (`str`, *optional*, defaults to `"exponential"`): `"exponential"`, `"d-pace"` or `"vat"`.
         loss_decay (`float`, *optional*, defaults to 4.0): Positions over which the exponential weights fall by e.
+        loss_type (`str`, *optional*, defaults to `"cross-entropy"`):
+            `"cross-entropy"` learns the recorded tokens; `"dspark"` also the target's distribution and, with a confidence
+            head, each slot's acceptance (arXiv 2607.05147).
+        verify_against (`str`, *optional*, defaults to `"recorded"`):
+            What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own choice.
 
     > Parameters that control the data
 
@@ -41,6 +48,8 @@ class CarryoverTrainingArguments(TrainingArguments):
     anchors_per_chunk: int = field(default=128, metadata={"help": "Blocks in memory at a time."})
     position_weights: str = field(default="exponential", metadata={"help": "How much each drafted position counts."})
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
+    loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy or dspark."})
+    verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
     max_length: int = field(default=2048, metadata={"help": "Tokens of a packed sequence."})
     eval_generate_prompts: int = field(default=8, metadata={"help": "Held-out prompts for real `generate`."})
     eval_generate_tokens: int = field(default=64, metadata={"help": "New tokens for each of them."})
@@ -54,10 +63,10 @@ class CarryoverTrainingArguments(TrainingArguments):
         unknown = [name for name in self.objectives if name not in OBJECTIVES]
         if unknown or not self.objectives:
             raise ValueError(f"`objectives` is {self.objectives}: name one or more of {', '.join(OBJECTIVES)}.")
-        if self.position_weights not in POSITION_WEIGHTS:
-            raise ValueError(
-                f"`position_weights` is {self.position_weights!r}: write one of {', '.join(POSITION_WEIGHTS)}."
-            )
+        choices = {"position_weights": POSITION_WEIGHTS, "loss_type": LOSS_TYPES, "verify_against": VERIFIERS}
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"`{name}` is {getattr(self, name)!r}: write one of {', '.join(allowed)}.")
         for name in ("num_anchors", "anchors_per_chunk", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}: write at least 1.")

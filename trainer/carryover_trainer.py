@@ -10,12 +10,12 @@ from transformers.utils import logging
 
 from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check_target, disable, enable
 from .acceptance_plot import AcceptancePlot
-from .batch import Recorded, sample_anchors
+from .batch import Anchors, Recorded, sample_anchors
 from .carryover_config import CarryoverTrainingArguments
 from .guest import GuestTarget
 from .losses import exponential_weights
 from .masks import HIDDEN
-from .objectives import DraftLoss, Tally, after_rejection
+from .objectives import Carried, DraftLoss, Tally, after_rejection
 from .packing import PackedCollator, held_out_prompts, packed_dataset
 
 logger = logging.get_logger(__name__)
@@ -87,6 +87,7 @@ class CarryoverTrainer(Trainer):
             weights=args.position_weights,
             decay=args.loss_decay,
             anchors_per_chunk=args.anchors_per_chunk,
+            teacher=self.guest if args.loss_type == "dspark" else None,
         )
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
@@ -106,6 +107,10 @@ class CarryoverTrainer(Trainer):
             inputs["input_ids"], inputs["loss_mask"].bool(), inputs["document"], inputs["position"], keep_cache
         )
 
+    def _after_rejection(self, recorded: Recorded, cache: DynamicCache, anchors: Anchors) -> tuple[Anchors, Carried]:
+        against_target = self.args.verify_against == "target"
+        return after_rejection(self.draft_loss, self.guest, recorded, cache, anchors, against_target)
+
     def _objective(self, inputs, seeds: list[int]) -> torch.Tensor:
         """`torch.Tensor` of shape `(batch,)`: mean loss of a block in each sequence, over the objectives."""
         recorded, cache = self._read(inputs, keep_cache="carryover" in self.args.objectives)
@@ -115,7 +120,7 @@ class CarryoverTrainer(Trainer):
         for objective in self.args.objectives:
             carried = None
             if objective == "carryover":
-                anchors, carried = after_rejection(self.draft_loss, self.guest, recorded, cache, anchors)
+                anchors, carried = self._after_rejection(recorded, cache, anchors)
             loss, _ = self.draft_loss(recorded, anchors, carried)
             losses.append(loss / (anchors.valid.sum(dim=1).clamp(min=1) * weights))
         return torch.stack(losses).mean(dim=0)
@@ -181,7 +186,7 @@ class CarryoverTrainer(Trainer):
                 anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds=None)
                 counted = {"tau": self.draft_loss(recorded, anchors)[1]}
                 if carryover:
-                    shifted, carried = after_rejection(self.draft_loss, self.guest, recorded, cache, anchors)
+                    shifted, carried = self._after_rejection(recorded, cache, anchors)
                     rejected = (carried.rows.branch != HIDDEN).view(*shifted.valid.shape, -1).any(dim=-1)
                     shifted.valid = shifted.valid & rejected
                     counted["tau_after_rejection"] = self.draft_loss(recorded, shifted, carried)[1]

@@ -28,16 +28,18 @@ class GuestTarget:
         Returns:
             [`Recorded`], and the target's keys and values if they are wanted for [`judge`].
         """
-        draft = Recorded(tokens, loss_mask, document, position, features=tokens)
-        keys = draft.rows()
+        recorded = Recorded(tokens, loss_mask, document, position, features=tokens, final=tokens)
+        keys = recorded.rows()
         branch = torch.where(document < 0, HIDDEN, NONE)  # padding sees padding, so that no row is fully masked
         queries = Rows(branch, document, keys.index, position, limit=keys.index + 1)
         cache = DynamicCache() if keep_cache else None  # no configuration: sliding layers keep all rows too
-        features = self._features(tokens, queries, keys, cache)
-        return Recorded(tokens, loss_mask, document, position, features), cache
+        recorded.features, recorded.final = self._run(tokens, queries, keys, cache)
+        return recorded, cache
 
     @torch.no_grad()
-    def judge(self, recorded: Recorded, cache: DynamicCache, anchors: Anchors, drafts: torch.Tensor) -> torch.Tensor:
+    def judge(
+        self, recorded: Recorded, cache: DynamicCache, anchors: Anchors, drafts: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Verify all branches in one packed forward against the recorded prefix (arXiv 2609.14717, Algorithm 2).
 
@@ -45,15 +47,34 @@ class GuestTarget:
             drafts (`torch.LongTensor` of shape `(batch, anchors, num_drafted)`).
 
         Returns:
-            `torch.Tensor` of shape `(batch, anchors * num_drafted, n_layers * target_hidden)`: features of the drafts.
+            `torch.Tensor` of shape `(batch, anchors, num_drafted, n_layers * target_hidden)`: features of the drafts, and
+            `torch.LongTensor` of shape `(batch, anchors, num_drafted)`: what the target would have said in their place.
         """
         queries = anchors.rows(recorded, drafts.shape[-1], first=1, includes_anchor=True)
         keys = Rows.concatenate(recorded.rows(), queries)
-        features = self._features(drafts.flatten(1), queries, keys, cache)
+        features, final = self._run(drafts.flatten(1), queries, keys, cache)
         cache.crop(-queries.branch.shape[1])
-        return features
+        final = final.view(*drafts.shape, -1)
+        before = torch.cat((anchors.take(recorded.final), final[:, :, :-1]), dim=2)
+        return features.view(*drafts.shape, -1), self.logits(before).argmax(dim=-1)
 
-    def _features(self, tokens: torch.Tensor, queries: Rows, keys: Rows, cache: DynamicCache | None) -> torch.Tensor:
+    @torch.no_grad()
+    def logits(self, final: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            final (`torch.Tensor` of shape `(..., target_hidden)`): Last states of the target.
+
+        Returns:
+            `torch.Tensor` of shape `(..., vocab)`, as the target generates from.
+        """
+        logits = self.model.get_output_embeddings()(final.to(self.model.device)).to(final.device).float()
+        bound = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
+        return logits if bound is None else bound * torch.tanh(logits / bound)
+
+    def _run(
+        self, tokens: torch.Tensor, queries: Rows, keys: Rows, cache: DynamicCache | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features and last states of `tokens` `(batch, queries)`, of shapes `(batch, queries, ...)`."""
         model = self.model
         output = model.base_model(
             input_ids=tokens.to(model.device),
@@ -63,7 +84,8 @@ class GuestTarget:
             use_cache=cache is not None,
             output_hidden_states=self.layers,
         )
-        return torch.cat([output.hidden_states[i].to(tokens.device) for i in self.layers], dim=-1)
+        features = torch.cat([output.hidden_states[i].to(tokens.device) for i in self.layers], dim=-1)
+        return features, output.last_hidden_state.to(tokens.device)
 
     def _masks(self, queries: Rows, keys: Rows):
         """The predicate as the target's attention wants it: additive for eager, by layer type where it has several."""

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .batch import Anchors, Labels, Recorded
 from .guest import GuestTarget
-from .losses import leading_run, position_weights
+from .losses import dspark_loss, leading_run, position_weights
 from .masks import HIDDEN, Rows, layer_masks
 
 
@@ -100,6 +100,7 @@ class DraftLoss:
         weights (`str`): See [`position_weights`].
         decay (`float`): In positions.
         anchors_per_chunk (`int`): Blocks in memory at a time; more are recomputed in the backward pass.
+        teacher ([`GuestTarget`], *optional*): Learn from its distribution with [`dspark_loss`], not from the tokens alone.
     """
 
     drafter: Any
@@ -110,6 +111,7 @@ class DraftLoss:
     weights: str
     decay: float
     anchors_per_chunk: int
+    teacher: GuestTarget | None = None
 
     def hidden(
         self, recorded: Recorded, context: torch.Tensor, anchors: Anchors, carried: Carried | None
@@ -144,7 +146,7 @@ class DraftLoss:
         """
         return self.drafter.teacher_forced(hidden, self.drafter.read_out(hidden, self.head), previous)
 
-    def _chunk(self, recorded, context, anchors, carried, grade) -> tuple[torch.Tensor, Tally]:
+    def _chunk(self, recorded, context, anchors, carried) -> tuple[torch.Tensor, Tally]:
         labels = Labels.of(recorded, anchors, self.drafter.config.num_drafted)
         tokens, supervised = labels.tokens.flatten(0, 1), labels.supervised.flatten(0, 1)
         previous = torch.cat((anchors.take(recorded.tokens).flatten(0, 1), tokens[:, :-1]), dim=1)
@@ -156,18 +158,28 @@ class DraftLoss:
         cross_entropy = cross_entropy.view(ids.shape) * known
         hit = (logits.argmax(dim=-1) == ids) & known
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay) * known
-        loss = grade(hidden, logits, previous, cross_entropy, anchors) if grade else cross_entropy
+        loss = cross_entropy
+        if self.teacher is not None:
+            probabilities = self._taught(recorded, anchors)
+            confidence = self.drafter.confidence(hidden, previous[:, :1], tokens)
+            loss = dspark_loss(logits, probabilities, cross_entropy, confidence)
+            weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
         block_loss = (weights * loss).sum(dim=-1).view(anchors.index.shape)
         return block_loss.sum(dim=1), Tally.of(hit, supervised, cross_entropy)
 
+    def _taught(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+        """The target's probabilities of the draft vocabulary, of shape `(blocks, num_drafted, draft_vocab)`."""
+        ahead = torch.arange(self.drafter.config.num_drafted, device=anchors.index.device)
+        probabilities = self.teacher.logits(anchors.take(recorded.final, ahead)).softmax(dim=-1).flatten(0, 1)
+        return probabilities if self.draft_ids is None else probabilities[..., self.drafter.d2t]
+
     def __call__(
-        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None, grade=None
+        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None
     ) -> tuple[torch.Tensor, Tally]:
         """
         Args:
             recorded ([`Recorded`]), anchors ([`Anchors`]).
             carried ([`Carried`], *optional*): Extra context of each block.
-            grade (`Callable`, *optional*): Another loss of each position than the cross-entropy.
 
         Returns:
             `torch.Tensor` of shape `(batch,)`, the weighted loss summed over a sequence's blocks, and a [`Tally`].
@@ -177,7 +189,7 @@ class DraftLoss:
         losses, tally = [], None
         for start in range(0, count, chunk):
             part = None if carried is None else carried.part(start, start + chunk)
-            arguments = (recorded, context, anchors[:, start : start + chunk], part, grade)
+            arguments = (recorded, context, anchors[:, start : start + chunk], part)
             if count > chunk and torch.is_grad_enabled():
                 loss, counted = checkpoint(self._chunk, *arguments, use_reentrant=False)
             else:
@@ -202,11 +214,15 @@ class DraftLoss:
 
 
 def after_rejection(
-    loss: DraftLoss, guest: GuestTarget, recorded: Recorded, cache, anchors: Anchors
+    loss: DraftLoss, guest: GuestTarget, recorded: Recorded, cache, anchors: Anchors, against_target: bool = False
 ) -> tuple[Anchors, Carried]:
     """
     Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round would
     start (arXiv 2609.14717, Algorithm 2). Nothing here carries a gradient.
+
+    Args:
+        against_target (`bool`): Accept what the target would have said itself, instead of what is recorded; the two differ
+            where the recorded answer was sampled.
 
     Returns:
         The shifted anchors, invalid where they leave the supervised part, and the carried rows of each branch: those
@@ -215,8 +231,8 @@ def after_rejection(
     count = loss.drafter.config.num_drafted
     drafts = loss.draft(recorded, anchors)
     labels = Labels.of(recorded, anchors, count)
-    accepted = leading_run(drafts == labels.tokens, labels.supervised)
-    features = guest.judge(recorded, cache, anchors, drafts)
+    features, said = guest.judge(recorded, cache, anchors, drafts)
+    accepted = leading_run(drafts == (said if against_target else labels.tokens), labels.supervised)
     rows = anchors.rows(recorded, count, first=1)
     rejected = torch.arange(count, device=accepted.device) >= accepted.unsqueeze(-1)
     rows.branch = torch.where(rejected.flatten(1), rows.branch, HIDDEN)
@@ -224,4 +240,4 @@ def after_rejection(
     shifted = Anchors(index, anchors.valid)
     same = shifted.take(recorded.document) == anchors.take(recorded.document)
     shifted.valid = anchors.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
-    return shifted, Carried(features.view(*drafts.shape, -1), rows)
+    return shifted, Carried(features, rows)
