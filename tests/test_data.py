@@ -94,6 +94,12 @@ def test_a_killed_run_goes_on(target, tmp_path, monkeypatch):
         regenerate(chats, target, TOKENIZER, tmp_path / "killed", **arguments | {"seed": 6})
 
 
+def test_slow_rows_are_not_kept_waiting(target, tmp_path, monkeypatch):
+    monkeypatch.setattr(synthesis, "SECONDS_PER_FILE", -1)
+    folder = regenerate([{"messages": chat} for chat in CHATS[:3]], target, TOKENIZER, tmp_path, max_new_tokens=2)
+    assert len(list(folder.glob("part-*.parquet"))) == 3
+
+
 def test_synthesize(target, tmp_path):
     arguments = {"max_new_tokens": 8, "max_question_tokens": 16, "batch_size": 16, "sampled_share": 0.5}
     folder = synthesize(target, TOKENIZER, 40, tmp_path / "a", **arguments)

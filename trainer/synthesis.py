@@ -29,7 +29,7 @@ from .sampling import end_tokens
 
 logger = logging.get_logger(__name__)
 
-ROWS_PER_FILE = 512  # what a kill can cost: the answers that are in no file yet are made again
+ROWS_PER_FILE, SECONDS_PER_FILE = 512, 300  # whichever comes first: a kill costs what is in no file yet
 IDS, MASK = pa.list_(pa.int32()), pa.list_(pa.int8())
 ANSWERS = pa.schema({"row": pa.int64(), "input_ids": IDS, "loss_mask": MASK, "sampling": pa.string()})
 QUESTIONS = pa.schema({"row": pa.int64(), "question": pa.string()})
@@ -52,6 +52,7 @@ class RowFolder:
     def __init__(self, folder: Path, schema: pa.Schema, settings: Mapping[str, Any]):
         self.folder, self.schema = folder, schema
         self.waiting: list[dict[str, Any]] = []
+        self.written = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         note, text = folder / "settings.json", json.dumps(settings, indent=2) + "\n"
         if not note.exists():
@@ -69,7 +70,7 @@ class RowFolder:
 
     def add(self, row: dict[str, Any]) -> None:
         self.waiting.append(row)
-        if len(self.waiting) == ROWS_PER_FILE:
+        if len(self.waiting) >= ROWS_PER_FILE or time.monotonic() - self.written > SECONDS_PER_FILE:
             self.flush()
 
     def flush(self) -> None:
@@ -77,7 +78,7 @@ class RowFolder:
             table = pa.Table.from_pylist(self.waiting, schema=self.schema)
             file = self.folder / f"part-{len(self.files()):05d}.parquet"
             _write(file, lambda path: pq.write_table(table, path, compression="zstd"))
-            self.waiting = []
+            self.waiting, self.written = [], time.monotonic()
 
 
 def _write(file: Path, write) -> None:

@@ -8,7 +8,7 @@ that would leave `import hf_carryover` without the registration that it promises
 import typer
 from rich.console import Console
 
-from . import demo, generate, synthesize, train
+from . import demo, evaluate, generate, synthesize, train
 
 
 class OneSentenceErrors(typer.core.TyperGroup):
@@ -44,3 +44,8 @@ app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
     epilog="Example: [bold]hf-carryover train recipe.yaml[/bold]",
 )(train.train)
+app.command(
+    cls=evaluate.SpacedSuites,
+    epilog="Example: [bold]hf-carryover evaluate Qwen/Qwen3-4B z-lab/Qwen3-4B-DFlash-b16 --suite chat code math "
+    "--json tau.json[/bold]",
+)(evaluate.evaluate)
