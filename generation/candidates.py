@@ -27,7 +27,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         call ([`DraftCall`]): The drafter that proposes, and its settings.
         generation_config (`GenerationConfig`): Of this call, prepared by `generate`.
         logits_processor (`LogitsProcessorList`): Of this call.
-        attention_mask (`torch.Tensor` of shape `(1, prompt)`, *optional*): Zeros mark padding, whose features are left out.
+        attention_mask (`torch.Tensor` of shape `(1, prompt)`, *optional*): Zeros mark padding, whose features are
+            left out.
     """
 
     requires_model_outputs = True
@@ -108,8 +109,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.stats.count_round(self.drafted, num_matches)
         if self.stats.rounds == ROUNDS_BEFORE_WARNING and self.stats.accepted == 0:
             warnings.warn(
-                f"None of the {self.stats.drafted} tokens drafted in {ROUNDS_BEFORE_WARNING} rounds was accepted: is this "
-                "drafter the one that was trained for this target?",
+                f"None of the {self.stats.drafted} tokens drafted in {ROUNDS_BEFORE_WARNING} rounds was accepted: "
+                "is this drafter the one that was trained for this target?",
                 stacklevel=2,
             )
 

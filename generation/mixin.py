@@ -17,9 +17,9 @@ class CarryoverGenerationMixin(GenerationMixin):
 
     def generate(self, *args, assistant_model=None, **kwargs):
         """
-        `GenerationMixin.generate`; with a drafter as `assistant_model` it also takes the [`DraftSettings`] as arguments
-        (`carryover`, `num_assistant_tokens`, `assistant_confidence_threshold`), for this call only. The counts of the
-        call are in `drafter.stats` afterwards.
+        `GenerationMixin.generate`; with a drafter as `assistant_model` it also takes the [`DraftSettings`] as
+        arguments (`carryover`, `num_assistant_tokens`, `assistant_confidence_threshold`), for this call only. The
+        counts of the call are in `drafter.stats` afterwards.
 
         Raises:
             `ValueError`: if target and drafter do not fit, or the call asks for what drafting cannot do yet.
@@ -78,8 +78,8 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
     """
     if input_ids.shape[0] > 1:
         raise ValueError(
-            f"A drafter drafts for one sequence at a time and `input_ids` has {input_ids.shape[0]}: call `generate` once for "
-            "each, or without `assistant_model`."
+            f"A drafter drafts for one sequence at a time and `input_ids` has {input_ids.shape[0]}: call `generate` "
+            "once for each, or without `assistant_model`."
         )
     if model_kwargs.get("inputs_embeds") is not None:
         raise ValueError("A drafter needs the prompt's tokens: pass `input_ids` instead of `inputs_embeds`.")
@@ -88,8 +88,8 @@ def refuse_call(input_ids: torch.LongTensor, model_kwargs: dict):
         raise ValueError("A drafter's target needs its cache: leave `use_cache=False` out.")
     if (filled := cache.get_seq_length()) > 0:
         raise ValueError(
-            f"The cache passed to `generate` already holds {filled} positions, for which the drafter has no features: pass "
-            "the whole conversation as `input_ids` and no cache."
+            f"The cache passed to `generate` already holds {filled} positions, for which the drafter has no "
+            "features: pass the whole conversation as `input_ids` and no cache."
         )
     if not cache.is_croppable:
         raise ValueError(
@@ -123,7 +123,7 @@ def enable(target: PreTrainedModel) -> PreTrainedModel:
     model = _generating_model(target)
     check_target(model)
     if not isinstance(model, CarryoverGenerationMixin):
-        model.__class__ = _enabled(type(model))
+        model.__class__ = _enabled(model.__class__)
     return target
 
 

@@ -24,7 +24,8 @@ def check_target(target: PreTrainedModel):
     name = type(target).__name__
     if not hasattr(target, "_assisted_decoding"):
         raise ValueError(
-            f"{name} has no `generate`: pass a causal language model, e.g. from `AutoModelForCausalLM.from_pretrained`."
+            f"{name} has no `generate`: pass a causal language model, e.g. from "
+            "`AutoModelForCausalLM.from_pretrained`."
         )
     if target.config.is_encoder_decoder:
         raise ValueError(f"{name} is an encoder-decoder model: drafters need a decoder-only target.")
@@ -33,8 +34,8 @@ def check_target(target: PreTrainedModel):
     if recurrent or getattr(target, "_is_stateful", False):
         kind = f"{', '.join(recurrent)} layers" if recurrent else "a recurrent state"
         raise ValueError(
-            f"{name} has {kind}, whose memory cannot be taken back after a rejected draft: use a target with attention "
-            "layers only, or `generate` without `assistant_model`."
+            f"{name} has {kind}, whose memory cannot be taken back after a rejected draft: use a target with "
+            "attention layers only, or `generate` without `assistant_model`."
         )
     if target.get_output_embeddings() is None:
         raise ValueError(f"{name} has no LM head to draft with: load it with `AutoModelForCausalLM.from_pretrained`.")

@@ -52,11 +52,11 @@ class DraftCall:
     def of(cls, drafter, overrides: dict[str, Any]) -> "DraftCall":
         """Read the settings in `drafter.generation_config`, then apply the arguments of the call."""
         saved = {name: getattr(drafter.generation_config, name, None) for name in DraftSettings.names()}
-        saved = {name: value for name, value in saved.items() if value is not None}
-        return cls(drafter, replace(DraftSettings(**saved), **overrides))
+        known = {name: value for name, value in saved.items() if value is not None}
+        return cls(drafter, replace(DraftSettings(), **{**known, **overrides}))
 
     def head_of(self, target: PreTrainedModel) -> Callable:
-        """The head that the drafter reads out with; a draft vocabulary's rows of the target's are kept between calls."""
+        """The head that the drafter reads out with; a draft vocabulary's rows are copied once and kept."""
         lm_head = target.get_output_embeddings()
         source = weakref.ref(lm_head), target.device, target.dtype
         if _heads.get(self.drafter, (None,))[0] != source:

@@ -12,13 +12,14 @@ PER_TOKEN_OUTPUTS = ("scores", "logits", "hidden_states", "attentions")
 
 
 def stops_inside_block(criteria: StoppingCriteriaList) -> bool:
-    """Whether `criteria` has a rule besides length and end token, which the assisted loop itself applies in a block."""
+    """Whether there is a rule besides length and end token, which the assisted loop itself applies in a block."""
     return any(not isinstance(rule, (MaxLengthCriteria, EosTokenCriteria)) for rule in criteria)
 
 
 class PrefixStopping(BaseStreamer):
     """
-    Asks the stop rules about every prefix of newly committed tokens, and holds back from the streamer what they cut off.
+    Asks the stop rules about every prefix of newly committed tokens, and holds back from the streamer what they cut
+    off.
 
     It stands in for both in the assisted loop, which streams a block first and asks the rules about its end only.
 

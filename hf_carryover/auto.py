@@ -36,7 +36,8 @@ class AutoDrafter:
         if config.get("model_type") in OUR_MODEL_TYPES:
             return AutoModel.from_pretrained(name, **kwargs)
         drafter_class, drafter_config = translate(config, name)
-        # Only a drafter of this package's making carries over; one that was saved under z-lab's names says so by a weight.
+        # Only a drafter of this package's making carries over; one that was saved under z-lab's names says so by a
+        # weight.
         drafter_config.carryover = "carry_embedding" in _weight_names(name, hub)
         drafter = drafter_class.from_pretrained(name, config=drafter_config, key_mapping=RENAMED_WEIGHTS, **kwargs)
         if "speculators_model_type" in config and hasattr(drafter, "d2t"):

@@ -217,7 +217,8 @@ def estimate(statistic: Callable[..., np.ndarray], *suites: Sequence[Way]) -> Es
 
     Each resample draws one prompt less than there are, which undoes that a bootstrap of as many is too narrow by the
     factor √(1 − 1/prompts). A statistic of two ways is paired: both take the same resampled prompts, so what makes a
-    prompt easy or hard for both cancels.
+    prompt easy or hard for both cancels. From few prompts the interval is still too narrow: on simulated ones it held
+    the truth 84 times of 100 with 5 prompts, 93 with 20 and 95 with 80.
 
     Args:
         statistic (`Callable`):

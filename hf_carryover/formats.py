@@ -79,8 +79,8 @@ def _read(config: dict[str, Any], where: str) -> Translation:
         if name == "dflash":
             return _from_zlab({**config, **nested})
     raise ValueError(
-        f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it loads "
-        f"its own drafters and {KNOWN}."
+        f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it "
+        f"loads its own drafters and {KNOWN}."
     )
 
 
@@ -96,8 +96,8 @@ def _tied_to_target(config: dict[str, Any]) -> dict[str, Any]:
     if layers is not None and max(ids) == layers - 1:
         raise ValueError(
             f"`target_layer_ids` {ids} names the target's last layer, whose output this format reads before the final "
-            "norm; transformers hands it out after the norm, so the drafter would be misled: use a drafter with earlier "
-            "layers."
+            "norm; transformers hands it out after the norm, so the drafter would be misled: use a drafter with "
+            "earlier layers."
         )
     return {
         "target_layer_ids": ids,

@@ -139,14 +139,14 @@ def _find(name: str) -> tuple[str, list[dict[str, Any]]]:
 
 def _hub_file(source: Source) -> Path | None:
     """`Path`: The file in the Hub's cache, downloaded if need be; `None` if the Hub is out of reach."""
-    where = {"repo_id": source.hub_id, "filename": source.hub_file, "repo_type": "dataset"}
+    repository, file = source.hub_id, source.hub_file
     try:
-        return Path(hf_hub_download(**where, local_files_only=True))
+        return Path(hf_hub_download(repository, file, repo_type="dataset", local_files_only=True))
     except LocalEntryNotFoundError:
         pass
     try:
-        HfApi().dataset_info(source.hub_id, timeout=2)  # a download waits for ever on a network that drops packets
-        return Path(hf_hub_download(**where))
+        HfApi().dataset_info(repository, timeout=2)  # a download waits for ever on a network that drops packets
+        return Path(hf_hub_download(repository, file, repo_type="dataset"))
     except Exception:  # whatever kept us from the Hub, there is another way
         return None
 

@@ -59,7 +59,7 @@ class DrafterCache:
             shape = list(rows.shape)
             shape[dim] = 2 * end
             grown = rows.new_empty(shape)
-            if self.length:
+            if buffer is not None and self.length:
                 grown.narrow(dim, 0, self.length).copy_(buffer.narrow(dim, 0, self.length))
             buffer = grown
         buffer.narrow(dim, self.length, rows.shape[dim]).copy_(rows)

@@ -36,9 +36,11 @@ class DrafterConfig(Qwen3Config):
         anchor_predicts (`bool`, *optional*, defaults to `False`):
             Slot layout. `True`: slot j predicts position j+1, `block_size` tokens are drafted. `False`: slot j >= 1
             predicts its own position, `block_size - 1` tokens are drafted.
-        mask_token_id (`int`): Token whose embedding fills the slots to predict: an unused row of the target's embedding.
+        mask_token_id (`int`): Token whose embedding fills the slots to predict: an unused row of the target's
+            embedding.
         draft_vocab_size (`int`, *optional*, defaults to `vocab_size`):
-            Tokens the drafter can propose. When smaller than `vocab_size`, the buffer `d2t` maps them to the target's ids.
+            Tokens the drafter can propose. When smaller than `vocab_size`, the buffer `d2t` maps them to the target's
+            ids.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether logits come from a head saved with the drafter
             instead of the target's.
         carryover (`bool`, *optional*, defaults to `False`):
@@ -48,7 +50,8 @@ class DrafterConfig(Qwen3Config):
             Whether slots of sliding-window layers see only earlier slots of their block; full layers always see all.
         input_embedding_scale (`float`, *optional*):
             Factor on the *raw* rows of the target's embedding; `None` takes the rows as the target scales them.
-        output_multiplier (`float`, *optional*, defaults to 1.0): Factor on the logits, before `final_logit_softcapping`.
+        output_multiplier (`float`, *optional*, defaults to 1.0): Factor on the logits, before
+            `final_logit_softcapping`.
         final_logit_softcapping (`float`, *optional*): Bound of the logits, as in Gemma 2.
 
     Raises:
@@ -94,6 +97,11 @@ class DrafterConfig(Qwen3Config):
         """`int`: Tokens that one block proposes."""
         return self.block_size if self.anchor_predicts else self.block_size - 1
 
+    @property
+    def feature_size(self) -> int:
+        """`int`: Width of the target's concatenated hidden states."""
+        return len(self.target_layer_ids or []) * (self.target_hidden_size or 0)
+
     def _refuse_contradictions(self):
         ids, last = self.target_layer_ids, self.num_target_layers
         if not ids or len(set(ids)) != len(ids):
@@ -105,8 +113,8 @@ class DrafterConfig(Qwen3Config):
             )
         if self.num_drafted < 1:
             raise ValueError(
-                f"`block_size` is {self.block_size}: write at least 2, or 1 together with `anchor_predicts=True`, so that "
-                "a block drafts a token."
+                f"`block_size` is {self.block_size}: write at least 2, or 1 together with `anchor_predicts=True`, "
+                "so that a block drafts a token."
             )
         if self.mask_token_id is None or not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
@@ -115,18 +123,18 @@ class DrafterConfig(Qwen3Config):
             )
         if self.draft_vocab_size > self.vocab_size:
             raise ValueError(
-                f"`draft_vocab_size` is {self.draft_vocab_size}, more than the target's `vocab_size` of {self.vocab_size}: "
-                "write at most that many, or leave it out to draft over the whole vocabulary."
+                f"`draft_vocab_size` is {self.draft_vocab_size}, more than the target's `vocab_size` of "
+                f"{self.vocab_size}: write at most that many, or leave it out to draft over the whole vocabulary."
             )
         if self.hidden_size != self.target_hidden_size:
             raise ValueError(
-                f"`hidden_size` is {self.hidden_size} and `target_hidden_size` {self.target_hidden_size}: write the same "
-                "number, since the block's embeddings come from the target."
+                f"`hidden_size` is {self.hidden_size} and `target_hidden_size` {self.target_hidden_size}: write the "
+                "same number, since the block's embeddings come from the target."
             )
         if len(self.layer_types) != self.num_hidden_layers:
             raise ValueError(
-                f"`layer_types` names {len(self.layer_types)} layers and `num_hidden_layers` is {self.num_hidden_layers}: "
-                "write one type for each layer."
+                f"`layer_types` names {len(self.layer_types)} layers and `num_hidden_layers` is "
+                f"{self.num_hidden_layers}: write one type for each layer."
             )
         if "sliding_attention" in self.layer_types and not self.sliding_window:
             raise ValueError(
@@ -196,7 +204,8 @@ class DrafterConfig(Qwen3Config):
         ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id, text.pad_token_id]
         if mask_token_id in ends:
             raise ValueError(
-                f"`mask_token_id` {mask_token_id} is the target's end or padding token: choose an unused row of its embedding."
+                f"`mask_token_id` {mask_token_id} is the target's end or padding token: choose an unused row of its "
+                "embedding."
             )
         return cls(
             **{**copied, **kwargs},

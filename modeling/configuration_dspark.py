@@ -38,6 +38,6 @@ class DSparkDrafterConfig(DrafterConfig):
             raise ValueError(f"`markov_rank` is {self.markov_rank}: write 0 for no Markov head, or its rank.")
         if self.confidence_head_with_markov and not (self.confidence_head and self.markov_rank):
             raise ValueError(
-                "`confidence_head_with_markov` needs `confidence_head=True` and a `markov_rank` above 0: write both, or "
-                "`confidence_head_with_markov=False`."
+                "`confidence_head_with_markov` needs `confidence_head=True` and a `markov_rank` above 0: write "
+                "both, or `confidence_head_with_markov=False`."
             )

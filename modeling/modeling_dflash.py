@@ -1,4 +1,4 @@
-"""DFlash (arXiv 2602.06036): all slots of a block in one forward, the target's features as their attention's context."""
+"""DFlash (arXiv 2602.06036): all slots of a block in one forward, the target's features as attention context."""
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ from .modeling_drafter import Drafter
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Apply RoPE to the first `cos.shape[-1]` channels: `(batch, heads, rows, head_dim)`, `(batch, 1, rows, rotary)`."""
+    """Apply RoPE to the first `rotary` channels: `(batch, heads, rows, head_dim)`, `(batch, 1, rows, rotary)`."""
     turned, rest = states.split((cos.shape[-1], states.shape[-1] - cos.shape[-1]), dim=-1)
     return torch.cat((turned * cos + rotate_half(turned) * sin, rest), dim=-1)
 
@@ -111,7 +111,7 @@ class DFlashDrafter(Drafter):
 
     def __init__(self, config: DFlashDrafterConfig):
         super().__init__(config)
-        self.fc = nn.Linear(len(config.target_layer_ids) * config.target_hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(config.feature_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList([DFlashLayer(config, i) for i in range(config.num_hidden_layers)])
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -137,8 +137,8 @@ class DFlashDrafter(Drafter):
             position_ids (`torch.LongTensor` of shape `(batch, rows + slots)`):
                 Absolute positions of the context rows, then of the slots.
             attention_mask (`dict[str, torch.Tensor | None]`, *optional*):
-                A mask for each layer type, of shape `(batch, 1, slots, rows + slots)` or as the attention backend wants
-                it. By default every slot sees all rows, within the window in sliding layers.
+                A mask for each layer type, of shape `(batch, 1, slots, rows + slots)` or as the attention backend
+                wants it. By default every slot sees all rows, within the window in sliding layers.
             cache (`DrafterCache`, *optional*): Earlier rows; the new ones are written behind them.
 
         Returns:

@@ -13,7 +13,7 @@ Pick = Callable[[torch.Tensor], torch.Tensor]
 
 
 class CarryEmbedding(nn.Module):
-    """One vector that tells carried rows from committed ones (arXiv 2609.14717, section 3); zero until it is trained."""
+    """One vector that tells carried rows from committed ones (arXiv 2609.14717, section 3); zero until trained."""
 
     def __init__(self, width: int):
         super().__init__()
@@ -51,8 +51,7 @@ class Drafter(PreTrainedModel):
             )
         super().__init__(config)
         self.generation_config = GenerationConfig(carryover=config.carryover)
-        features = len(config.target_layer_ids) * config.target_hidden_size
-        self.carry_embedding = CarryEmbedding(features) if config.carryover else None
+        self.carry_embedding = CarryEmbedding(config.feature_size) if config.carryover else None
         if config.draft_vocab_size < config.vocab_size:
             self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
         self.lm_head = (
@@ -69,8 +68,7 @@ class Drafter(PreTrainedModel):
     def add_carryover(self):
         """Get a drafter ready to be trained with carried rows: give it a carry embedding, of zeros, if it has none."""
         if self.carry_embedding is None:
-            width = len(self.config.target_layer_ids) * self.config.target_hidden_size
-            self.carry_embedding = CarryEmbedding(width).to(self.device, self.dtype)
+            self.carry_embedding = CarryEmbedding(self.config.feature_size).to(self.device, self.dtype)
         self.config.carryover = self.generation_config.carryover = True
 
     def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
@@ -80,7 +78,8 @@ class Drafter(PreTrainedModel):
         Args:
             features (`torch.Tensor` of shape `(batch, rows, n_layers * target_hidden)`): The target's hidden states.
             carried (`torch.BoolTensor` of shape `(batch, rows)`, *optional*):
-                Rows at rejected positions; they get the carry embedding before the fusion (arXiv 2609.14717, section 3).
+                Rows at rejected positions; they get the carry embedding before the fusion (arXiv 2609.14717, section
+                3).
 
         Returns:
             `torch.Tensor` of shape `(batch, rows, hidden)`.
@@ -113,8 +112,8 @@ class Drafter(PreTrainedModel):
         """
         The head that this drafter reads out with: its own, the target's, or the target's rows of the draft vocabulary.
 
-        Those rows are got by calling the head on unit vectors, which works for wrapped and quantised heads too, and are
-        copied once; a head that is not linear is called whole.
+        Those rows are got by calling the head on unit vectors, which works for wrapped and quantised heads too, and
+        are copied once; a head that is not linear is called whole.
 
         Args:
             lm_head (`nn.Module`): The target's LM head.
@@ -135,7 +134,8 @@ class Drafter(PreTrainedModel):
         zero = torch.zeros(1, self.config.hidden_size, device=device, dtype=dtype)
         bias = whole(zero)[0, d2t]
         rows = (whole(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
-        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]  # no draw: the seed is the user's
+        # Not drawn: the seed is the user's.
+        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]
         if torch.allclose(nn.functional.linear(probe, rows, bias), whole(probe)[:, d2t], rtol=0.1, atol=0.1):
             return lambda hidden: nn.functional.linear(hidden.to(device, dtype), rows, bias)
         return lambda hidden: whole(hidden)[..., d2t]
@@ -172,8 +172,8 @@ class Drafter(PreTrainedModel):
             logits (`torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`): From `read_out`.
             anchor (`torch.LongTensor` of shape `(batch, 1)`): The last decided token.
             pick (`Callable`):
-                Draws tokens `(batch, n)` for the next n slots from their final logits `(batch, n, vocab)` and remembers
-                the distribution that they came from, so that verification uses exactly that one.
+                Draws tokens `(batch, n)` for the next n slots from their final logits `(batch, n, vocab)` and
+                remembers the distribution that they came from, so that verification uses exactly that one.
 
         Returns:
             `torch.LongTensor` of shape `(batch, num_drafted)`.
@@ -196,8 +196,9 @@ class Drafter(PreTrainedModel):
 
     def over_target_vocabulary(self, logits: torch.Tensor) -> torch.Tensor:
         """
-        Spread `(..., draft_vocab)` over `(..., vocab)`. Tokens outside the draft vocabulary have probability zero, unless a
-        logits processor forbids all inside: hence no minus infinity, from which nothing could be sampled then.
+        Spread `(..., draft_vocab)` over `(..., vocab)`. Tokens outside the draft vocabulary have probability zero,
+        unless a logits processor forbids all inside: hence no minus infinity, from which nothing could be sampled
+        then.
         """
         if not hasattr(self, "d2t"):
             return logits
@@ -239,7 +240,8 @@ class Drafter(PreTrainedModel):
         Raises:
             `ValueError`: naming the weights, or the foreign format of the folder.
         """
-        reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # so that one sentence names them all
+        # Mismatches are reported instead of raised, so that one sentence names all faults.
+        reported = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         drafter, report = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs, **reported)
         faults = {
             name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -247,8 +249,8 @@ class Drafter(PreTrainedModel):
         if any(faults.values()):
             told = "; ".join(f"{name.replace('_', ' ')}: {', '.join(keys)}" for name, keys in faults.items() if keys)
             raise ValueError(
-                f"The weights in {pretrained_model_name_or_path!r} are not those of a {cls.__name__} ({told}). Load another "
-                "tool's checkpoint with `hf_carryover.AutoDrafter.from_pretrained`."
+                f"The weights in {pretrained_model_name_or_path!r} are not those of a {cls.__name__} ({told}). Load "
+                "another tool's checkpoint with `hf_carryover.AutoDrafter.from_pretrained`."
             )
         hub_kwargs = {k: kwargs[k] for k in ("cache_dir", "revision", "token", "subfolder") if k in kwargs}
         try:

@@ -33,7 +33,8 @@ class MarkovHead(nn.Module):
         Args:
             hidden (`torch.Tensor` of shape `(batch, 1, hidden)`): The slot's final state.
             previous (`torch.LongTensor` of shape `(batch, 1)`): The token before the one that the slot predicts.
-            state (`torch.Tensor` of shape `(batch, 1, rank)`, *optional*): Of the `rnn` head; `None` at the first slot.
+            state (`torch.Tensor` of shape `(batch, 1, rank)`, *optional*): Of the `rnn` head; `None` at the first
+                slot.
 
         Returns:
             The bias of shape `(batch, 1, draft_vocab)` and the next state.
@@ -63,7 +64,7 @@ class ConfidenceHead(nn.Module):
 
 
 class DSparkDrafter(DFlashDrafter):
-    """A DSpark drafter. Parameter names are those of the DeepSpec checkpoints: `markov_head.*`, `confidence_head.*`."""
+    """A DSpark drafter, with the DeepSpec checkpoints' parameter names: `markov_head.*`, `confidence_head.*`."""
 
     config_class = DSparkDrafterConfig
 
@@ -98,7 +99,7 @@ class DSparkDrafter(DFlashDrafter):
         if self.confidence_head is None:
             return None
         states = self.predicting(hidden)
-        if self.config.confidence_head_with_markov:
+        if self.config.confidence_head_with_markov and self.markov_head is not None:
             previous = torch.cat((anchor, tokens[:, :-1]), dim=1)
             states = torch.cat((states, self.markov_head.markov_w1(previous)), dim=-1)
         return self.confidence_head(states)

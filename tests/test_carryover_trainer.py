@@ -159,7 +159,13 @@ def test_evaluation_pools_counts_and_agrees_with_generation(tmp_path):
     learner = trainer(tmp_path, objectives=["carryover"], max_steps=60, learning_rate=5e-3, num_anchors=64)
     learner.train()
     metrics = learner.evaluate()
-    for name in ("tau", "tau_after_rejection", "tau_after_rejection_no_carry", "generate_tau", "generate_tau_no_carry"):
+    for name in (
+        "tau",
+        "tau_after_rejection",
+        "tau_after_rejection_no_carry",
+        "generate_tau",
+        "generate_tau_no_carry",
+    ):
         assert 1 <= metrics[f"eval_{name}"] <= 1 + learner.model.config.num_drafted
     shares = [metrics[f"eval_accepted_at_{slot}"] for slot in (1, 2, 3)]
     assert shares == sorted(shares, reverse=True)
@@ -294,7 +300,8 @@ def test_the_leading_run_ends_at_the_first_miss():
 def test_dspark_loss_of_two_tokens_by_hand():
     logits, teacher = torch.zeros(1, 2), torch.tensor([[0.75, 0.25]])
     loss = dspark_loss(logits, teacher, torch.tensor([2.0]), torch.tensor([0.5]))
-    # distance |.5-.75| + |.5-.25| = .5; acceptance .75, and a confidence of .5 costs log 2 whatever it is compared with
+    # distance |.5-.75| + |.5-.25| = .5; acceptance .75, and a confidence of .5 costs log 2 whatever it is compared
+    # with
     torch.testing.assert_close(loss, torch.tensor([0.1 * 2 + 0.9 * 0.5 + math.log(2)]))
 
 

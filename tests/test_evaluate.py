@@ -176,7 +176,7 @@ def test_raw_prompts_are_text_to_continue(packages):
 def test_the_hub_comes_first(packages, tmp_path, monkeypatch):
     file = tmp_path / "test.parquet"
     pq.write_table(pa.Table.from_pylist([{"question": "How many?", "answer": "4"}]), file)
-    monkeypatch.setattr(suites, "hf_hub_download", lambda **where: str(file))
+    monkeypatch.setattr(suites, "hf_hub_download", lambda *args, **kwargs: str(file))
     suite = load_suite("math", byte_tokenizer())
     assert suite.source == "openai/gsm8k"
     assert "How many?" in byte_tokenizer().decode(suite.prompts[0])

@@ -366,7 +366,7 @@ def test_a_configuration_that_lacks_a_key_is_refused_by_the_key(tmp_path, key):
     config["dflash_config"].pop(key, None)
     del config["num_target_layers"]
     with pytest.raises(
-        ValueError, match="has no '(block_size|num_target_layers)', which a drafter's configuration needs"
+        ValueError, match=r"has no '(block_size|num_target_layers)', which a drafter's configuration needs"
     ):
         AutoDrafter.from_pretrained(checkpoint(tmp_path, config, body_weights()))
 

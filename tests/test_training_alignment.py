@@ -18,7 +18,10 @@ TARGETS = ["qwen3", "mistral", "gemma3_text", "gpt2"]
 def packed_documents(seed: int = 0) -> dict[str, torch.Tensor]:
     """A sequence of two documents with prompts of 4 and 2 tokens, padded by 3 beside a longer one."""
     rows = [
-        {"input_ids": tiny_prompt(length, seed=seed + length)[0].tolist(), "loss_mask": [0] * prompt + [1] * (length - prompt)}
+        {
+            "input_ids": tiny_prompt(length, seed=seed + length)[0].tolist(),
+            "loss_mask": [0] * prompt + [1] * (length - prompt),
+        }
         for length, prompt in ((FIRST, 4), (SECOND, 2), (FIRST + SECOND + 3, 5))
     ]
     sequences = [{**s, "sequence": i} for i, s in enumerate(pack(rows, FIRST + SECOND + 3))]
@@ -31,7 +34,9 @@ def read(guest: GuestTarget, batch: dict[str, torch.Tensor], keep_cache: bool = 
 
 def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
     head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
-    return DraftLoss(drafter, drafter, target.get_input_embeddings(), head, None, "exponential", 4.0, anchors_per_chunk)
+    return DraftLoss(
+        drafter, drafter, target.get_input_embeddings(), head, None, "exponential", 4.0, anchors_per_chunk
+    )
 
 
 def features_of(target, guest: GuestTarget, tokens: torch.LongTensor) -> torch.Tensor:
@@ -72,7 +77,8 @@ def test_anchors_of_a_sequence_do_not_depend_on_its_batch():
     eligible = torch.rand(3, 50, generator=torch.Generator().manual_seed(0)) > 0.3
     together = sample_anchors(eligible, 8, seeds=[1, 2, 3])
     alone = sample_anchors(eligible[1:2], 8, seeds=[2])
-    assert together.index[1].equal(alone.index[0]) and eligible[1, alone.index[0]].all()
+    assert together.index[1].equal(alone.index[0])
+    assert eligible[1, alone.index[0]].all()
 
 
 @pytest.mark.parametrize("family", TARGETS)
@@ -171,7 +177,8 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
         recorded.final,
     )
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 4, -1)
-    assert after[0].equal(before[0]) and after[1, 0].equal(before[1, 0])
+    assert after[0].equal(before[0])
+    assert after[1, 0].equal(before[1, 0])
     assert not after[1, 1].equal(before[1, 1])  # that anchor does see a changed row, so the comparison can fail
 
 
@@ -185,7 +192,8 @@ def test_another_documents_rows_never_move_a_block():
     recorded.features = recorded.features.clone()
     recorded.features[:, :FIRST] += 1
     after = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None)
-    assert after[0].equal(before[0]) and not after[1].equal(before[1])  # the second sequence is one document
+    assert after[0].equal(before[0])
+    assert not after[1].equal(before[1])  # the second sequence is one document
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -251,6 +259,6 @@ def test_the_teacher_is_what_the_target_generates_from():
     loss = draft_loss(target, drafter)
     loss.teacher, loss.draft_ids = guest, torch.arange(96)
     anchors = Anchors(torch.tensor([[5], [7]]), torch.ones(2, 1, dtype=torch.bool))
-    taught = loss._taught(recorded, anchors)
+    taught = loss._taught(guest, recorded, anchors)
     alone = target(recorded.tokens[1:, :10]).logits[0, 7:].softmax(dim=-1)[:, 10:50]
     torch.testing.assert_close(taught[1], alone, atol=1e-5, rtol=1e-5)

@@ -37,6 +37,8 @@ class AcceptancePlot(TrainerCallback):
             return
         shares = {}
         for entry in (evaluations[0], evaluations[-1]):
-            slots = sorted((key for key in entry if key.startswith("eval_accepted_at_")), key=lambda key: int(key[17:]))
+            slots = sorted(
+                (key for key in entry if key.startswith("eval_accepted_at_")), key=lambda key: int(key[17:])
+            )
             shares[f"step {entry['step']}"] = [entry[slot] for slot in slots]
         plot_acceptance(shares, Path(args.output_dir) / f"checkpoint-{state.global_step}" / "acceptance.png")

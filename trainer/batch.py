@@ -1,4 +1,4 @@
-"""One training batch: recorded tokens, the target's features of them, and the anchors from which blocks are drafted."""
+"""One training batch: recorded tokens, the target's features of them, and the anchors to draft from."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,8 @@ class Recorded:
         document (`torch.LongTensor` of shape `(batch, length)`): -1 on padding.
         position (`torch.LongTensor` of shape `(batch, length)`): Within the document.
         features (`torch.Tensor` of shape `(batch, length, n_layers * target_hidden)`).
-        final (`torch.Tensor` of shape `(batch, length, target_hidden)`): The target's last states, which its head reads.
+        final (`torch.Tensor` of shape `(batch, length, target_hidden)`): The target's last states, which its head
+            reads.
     """
 
     tokens: torch.Tensor
@@ -35,7 +36,7 @@ class Recorded:
         return Rows(branch, self.document, index, self.position)
 
     def eligible(self) -> torch.Tensor:
-        """`torch.BoolTensor` of shape `(batch, length)`: tokens whose next token is supervised and of their document."""
+        """`torch.BoolTensor` of shape `(batch, length)`: the next token is supervised and of the same document."""
         eligible = torch.zeros_like(self.loss_mask)
         same = (self.document[:, 1:] == self.document[:, :-1]) & (self.document[:, 1:] >= 0)
         eligible[:, :-1] = self.loss_mask[:, 1:] & same
@@ -77,7 +78,8 @@ class Anchors:
         A branch of `slots` rows a block, the first one `first` behind the anchor.
 
         Args:
-            includes_anchor (`bool`): Whether the branch sees the anchor's recorded row (the target does, drafters not).
+            includes_anchor (`bool`): Whether the branch sees the anchor's recorded row (the target does, drafters
+                not).
 
         Returns:
             [`Rows`] of shape `(batch, anchors * slots)`.

@@ -25,10 +25,11 @@ class CarryoverTrainingArguments(TrainingArguments):
         position_weights (`str`, *optional*, defaults to `"exponential"`): `"exponential"`, `"d-pace"` or `"vat"`.
         loss_decay (`float`, *optional*, defaults to 4.0): Positions over which the exponential weights fall by e.
         loss_type (`str`, *optional*, defaults to `"cross-entropy"`):
-            `"cross-entropy"` learns the recorded tokens; `"dspark"` also the target's distribution and, with a confidence
-            head, each slot's acceptance (arXiv 2607.05147).
+            `"cross-entropy"` learns the recorded tokens; `"dspark"` also the target's distribution and, with a
+            confidence head, each slot's acceptance (arXiv 2607.05147).
         verify_against (`str`, *optional*, defaults to `"recorded"`):
-            What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own choice.
+            What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own
+            choice.
 
     > Parameters that control the data
 

@@ -149,8 +149,9 @@ class CarryoverTrainer(Trainer):
         Held-out acceptance: teacher-forced over evenly spread anchors, and by real `generate` on held-out prompts.
 
         Returns:
-            `dict[str, float]` with, each behind `metric_key_prefix`: `tau`, `cross_entropy` and `accepted_at_<slot>` (the
-            share of blocks accepted up to a slot) at recorded anchors; with a carryover drafter `tau_after_rejection` and
+            `dict[str, float]` with, each behind `metric_key_prefix`: `tau`, `cross_entropy` and `accepted_at_<slot>`
+            (the share of blocks accepted up to a slot) at recorded anchors; with a carryover drafter
+            `tau_after_rejection` and
             `tau_after_rejection_no_carry` where a second round starts; `generate_tau` and `generate_tau_no_carry`.
         """
         started = time.perf_counter()
@@ -194,7 +195,9 @@ class CarryoverTrainer(Trainer):
             for name, tally in counted.items():
                 tallies[name] = tallies[name] + tally if name in tallies else tally
         model.train(training)
-        return {name: tally.map(lambda value: self.accelerator.reduce(value, "sum")) for name, tally in tallies.items()}
+        return {
+            name: tally.map(lambda value: self.accelerator.reduce(value, "sum")) for name, tally in tallies.items()
+        }
 
     def _generate_tau(self, prompts: list[list[int]]) -> dict[str, float]:
         """Acceptance length of real greedy `generate`, pooled over the prompts."""
@@ -225,8 +228,9 @@ class CarryoverTrainer(Trainer):
         measured = metrics.get("generate_tau_no_carry", metrics["generate_tau"])
         if abs(measured - metrics["tau"]) > DISAGREEMENT * metrics["tau"]:
             logger.warning(
-                "Teacher-forced acceptance length is %.2f but `generate` reaches %.2f: the drafter is trained on something "
-                "else than it meets. Are the answers in the data the target's own, from the same chat template?",
+                "Teacher-forced acceptance length is %.2f but `generate` reaches %.2f: the drafter is trained on "
+                "something else than it meets. Are the answers in the data the target's own, from the same chat "
+                "template?",
                 metrics["tau"],
                 measured,
             )

@@ -47,8 +47,10 @@ class GuestTarget:
             drafts (`torch.LongTensor` of shape `(batch, anchors, num_drafted)`).
 
         Returns:
-            `torch.Tensor` of shape `(batch, anchors, num_drafted, n_layers * target_hidden)`: features of the drafts, and
-            `torch.LongTensor` of shape `(batch, anchors, num_drafted)`: what the target would have said in their place.
+            `torch.Tensor` of shape `(batch, anchors, num_drafted, n_layers * target_hidden)`: features of the drafts,
+            and
+            `torch.LongTensor` of shape `(batch, anchors, num_drafted)`: what the target would have said in their
+            place.
         """
         queries = anchors.rows(recorded, drafts.shape[-1], first=1, includes_anchor=True)
         keys = Rows.concatenate(recorded.rows(), queries)

@@ -36,10 +36,11 @@ def most_frequent_tokens(rows: Iterable[Mapping[str, Any]], count: int, always: 
 @torch.no_grad()
 def initialise_from_target(drafter: Drafter, target: PreTrainedModel):
     """
-    Copy the target's last layers into the drafter's, its final norm, and let the fusion start as its last feature layer.
+    Copy the target's last layers into the drafter's, its final norm, and let the fusion start as its last feature
+    layer.
 
-    Only weights of the same name and shape are copied, so this suits targets with Llama-like layers; others are left as
-    they were initialised.
+    Only weights of the same name and shape are copied, so this suits targets with Llama-like layers; others are left
+    as they were initialised.
 
     Returns:
         `int`: Weights that were copied.

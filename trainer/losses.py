@@ -25,8 +25,8 @@ def position_weights(
     Args:
         kind (`str`):
             `"exponential"`: exp(-k / decay).
-            `"d-pace"` (arXiv 2605.18810): what the position adds to the expected accepted length, from the drafter's own
-            probabilities q smoothed to (1 - floor) q + floor.
+            `"d-pace"` (arXiv 2605.18810): what the position adds to the expected accepted length, from the drafter's
+            own probabilities q smoothed to (1 - floor) q + floor.
             `"vat"` (arXiv 2608.30135): 1 before the first miss, and the exponential weights restarted at it.
         cross_entropy (`torch.Tensor` of shape `(..., num_drafted)`): -log q of the recorded token.
         hit (`torch.BoolTensor` of shape `(..., num_drafted)`): Whether the drafter's best token is the recorded one.
@@ -69,7 +69,8 @@ def dspark_loss(
 
     Args:
         logits (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.
-        teacher (`torch.Tensor` of shape `(..., draft_vocab)`): The target's probabilities of the draft vocabulary; they sum
+        teacher (`torch.Tensor` of shape `(..., draft_vocab)`): The target's probabilities of the draft vocabulary;
+            they sum
             to less than one where the target prefers a token outside of it.
         cross_entropy (`torch.Tensor` of shape `(...)`).
         confidence (`torch.Tensor` of shape `(...)`, *optional*): Predicted acceptance.

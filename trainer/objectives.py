@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import reduce
 from typing import Any
 
 import torch
@@ -96,11 +97,13 @@ class DraftLoss:
         forward (`Callable`): The drafter's forward, possibly wrapped for distributed training.
         embedding (`nn.Module`): The target's.
         head (`Callable`): The target's LM head over the draft vocabulary.
-        draft_ids (`torch.LongTensor` of shape `(vocab,)`, *optional*): Index in the draft vocabulary, -1 outside of it.
+        draft_ids (`torch.LongTensor` of shape `(vocab,)`, *optional*): Index in the draft vocabulary, -1 outside of
+            it.
         weights (`str`): See [`position_weights`].
         decay (`float`): In positions.
         anchors_per_chunk (`int`): Blocks in memory at a time; more are recomputed in the backward pass.
-        teacher ([`GuestTarget`], *optional*): Learn from its distribution with [`dspark_loss`], not from the tokens alone.
+        teacher ([`GuestTarget`], *optional*): Learn from its distribution with [`dspark_loss`], not from the tokens
+        alone.
     """
 
     drafter: Any
@@ -122,12 +125,12 @@ class DraftLoss:
         block = torch.full((batch, count, config.block_size), config.mask_token_id, device=anchors.index.device)
         block[..., 0] = anchors.take(recorded.tokens).squeeze(-1)
         embeds = self.drafter.embed(block.flatten(1), self.embedding).to(context.dtype)
-        queries, keys = anchors.rows(recorded, config.block_size), [recorded.rows()]
+        queries, context_rows = anchors.rows(recorded, config.block_size), [recorded.rows()]
         if carried is not None:
             marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
             context = torch.cat((context, self.drafter.fuse(carried.features.flatten(1, 2), marks)), dim=1)
-            keys.append(carried.rows)
-        keys = Rows.concatenate(*keys, queries)
+            context_rows.append(carried.rows)
+        keys = Rows.concatenate(*context_rows, queries)
         output = self.forward(
             block_embeds=embeds,
             context=context,
@@ -160,17 +163,17 @@ class DraftLoss:
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay) * known
         loss = cross_entropy
         if self.teacher is not None:
-            probabilities = self._taught(recorded, anchors)
+            probabilities = self._taught(self.teacher, recorded, anchors)
             confidence = self.drafter.confidence(hidden, previous[:, :1], tokens)
             loss = dspark_loss(logits, probabilities, cross_entropy, confidence)
             weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
         block_loss = (weights * loss).sum(dim=-1).view(anchors.index.shape)
         return block_loss.sum(dim=1), Tally.of(hit, supervised, cross_entropy)
 
-    def _taught(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+    def _taught(self, teacher: GuestTarget, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
         """The target's probabilities of the draft vocabulary, of shape `(blocks, num_drafted, draft_vocab)`."""
         ahead = torch.arange(self.drafter.config.num_drafted, device=anchors.index.device)
-        probabilities = self.teacher.logits(anchors.take(recorded.final, ahead)).softmax(dim=-1).flatten(0, 1)
+        probabilities = teacher.logits(anchors.take(recorded.final, ahead)).softmax(dim=-1).flatten(0, 1)
         return probabilities if self.draft_ids is None else probabilities[..., self.drafter.d2t]
 
     def __call__(
@@ -186,7 +189,7 @@ class DraftLoss:
         """
         context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
         count, chunk = anchors.index.shape[1], self.anchors_per_chunk
-        losses, tally = [], None
+        losses, tallies = [], []
         for start in range(0, count, chunk):
             part = None if carried is None else carried.part(start, start + chunk)
             arguments = (recorded, context, anchors[:, start : start + chunk], part)
@@ -195,8 +198,8 @@ class DraftLoss:
             else:
                 loss, counted = self._chunk(*arguments)
             losses.append(loss)
-            tally = counted if tally is None else tally + counted
-        return torch.stack(losses).sum(dim=0), tally
+            tallies.append(counted)
+        return torch.stack(losses).sum(dim=0), reduce(Tally.__add__, tallies)
 
     @torch.no_grad()
     def draft(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
@@ -217,11 +220,12 @@ def after_rejection(
     loss: DraftLoss, guest: GuestTarget, recorded: Recorded, cache, anchors: Anchors, against_target: bool = False
 ) -> tuple[Anchors, Carried]:
     """
-    Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round would
-    start (arXiv 2609.14717, Algorithm 2). Nothing here carries a gradient.
+    Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round
+    would start (arXiv 2609.14717, Algorithm 2). Nothing here carries a gradient.
 
     Args:
-        against_target (`bool`): Accept what the target would have said itself, instead of what is recorded; the two differ
+        against_target (`bool`): Accept what the target would have said itself, instead of what is recorded; the two
+            differ
             where the recorded answer was sampled.
 
     Returns:

@@ -21,7 +21,8 @@ class RunArguments:
 
     Args:
         target (`str`): Folder or Hub repository of the target.
-        data (`list[str]`): Folders or files of rows, e.g. from `hf-carryover synthesize`; one prompt in 32 is held out.
+        data (`list[str]`): Folders or files of rows, e.g. from `hf-carryover synthesize`; one prompt in 32 is held
+            out.
         drafter (`str`, *optional*): Trained drafter to go on from; a new one by default.
 
     > Parameters that control a new drafter

@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args, get_type_hints
 import torch
 import transformers
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import track
@@ -135,7 +136,10 @@ def evaluate(
 
     sections = _measure(console, model, suites, ways, max_new_tokens)
     mean = Section(f"mean of {len(suites)} suites", ways, describe(*[section.ways for section in sections]))
-    console.print(_table([*sections, mean] if len(suites) > 1 else sections), _acceptance_table(sections), sep="\n")
+    for section in [*sections, mean] if len(suites) > 1 else sections:
+        console.print(_table(section))
+    console.print(f"Intervals: {INTERVAL}", style="dim")
+    console.print(_draft_table(sections))
     report = {
         **setting,
         "torch": torch.__version__,
@@ -229,46 +233,50 @@ def _check_folders(*files: Path | None):
             raise ValueError(f"There is no folder {file.parent} to write {file.name} to: make it first.")
 
 
-COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "acceptance_length": ("τ", "{:.2f}".format),
-    "acceptance_length_difference": ("τ − drafter's", "{:+.2f}".format),
-    "full_block_rate": ("full blocks", "{:.0%}".format),
-    "tokens_per_second": ("tokens/s", "{:.1f}".format),
-    "speedup": ("speed", "{:.2f}×".format),
+# What a column shows of an estimate, and whether with its interval: all of them would not fit a terminal.
+COLUMNS: dict[str, tuple[str, Callable[[float], str], bool]] = {
+    "acceptance_length": ("τ", "{:.2f}".format, True),
+    "acceptance_length_difference": ("τ − first", "{:+.2f}".format, True),
+    "full_block_rate": ("full\nblocks", "{:.0%}".format, False),
+    "tokens_per_second": ("tokens\nper s", "{:.1f}".format, False),
+    "speedup": ("speedup", "{:.2f}".format, True),
 }
 
 
-def _table(sections: list[Section]) -> Table:
-    known = {name for told in sections[0].told for name in told}
-    columns = {name: column for name, column in COLUMNS.items() if name in known}
-    table = Table("", caption=INTERVAL)
-    for heading, _ in columns.values():
-        table.add_column(heading, justify="right")
-    table.add_column("draft + verify s", justify="right")
-    table.add_column("same output")
-    for section in sections:
-        table.add_section()
-        table.add_row(f"[bold]{escape(section.title)}[/bold]")
-        for way, told in zip(section.ways, section.told, strict=True):
-            cells = [_cell(told[name], show) if name in told else "" for name, (_, show) in columns.items()]
-            spent = f"{way.total('draft_seconds'):.1f} + {way.total('verify_seconds'):.1f}"
-            same = f"{way.differences.count(None)} of {len(way.differences)}"
-            drafted = bool(way.counts) and not way.is_plain
-            table.add_row(escape(way.name), *cells, spent if drafted else "", same if way.differences else "")
+def _table(section: Section) -> Table:
+    columns = {name: column for name, column in COLUMNS.items() if any(name in told for told in section.told)}
+    table = Table(title=escape(section.title), title_justify="left", box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    for heading, _, _ in columns.values():
+        table.add_column(heading, justify="right", no_wrap=True)
+    if any(way.differences for way in section.ways):
+        table.add_column("same\noutput", no_wrap=True)
+    for way, told in zip(section.ways, section.told, strict=True):
+        cells = [_cell(told[name], *how) if name in told else "" for name, (_, *how) in columns.items()]
+        same = [f"{way.differences.count(None)} of {len(way.differences)}"] if way.differences else []
+        table.add_row(escape(way.name), *cells, *same)
     return table
 
 
-def _cell(estimate: Estimate, show: Callable[[float], str]) -> str:
+def _cell(estimate: Estimate, show: Callable[[float], str], with_interval: bool) -> str:
     """The value, with its interval under it."""
-    if estimate.low is None:
+    if not with_interval or estimate.low is None or estimate.low == estimate.high:
         return show(estimate.value)
-    return f"{show(estimate.value)}\n[dim]{show(estimate.low)} to {show(estimate.high)}[/dim]"
+    return f"{show(estimate.value)}\n[dim]{show(estimate.low)}…{show(estimate.high)}[/dim]"
 
 
-def _acceptance_table(sections: list[Section]) -> Table:
-    table = Table("", "share of rounds that accept the draft up to its first, second, … token")
-    for name, shares in _curves(sections).items():
-        table.add_row(escape(name), "  ".join(f"{share:.2f}" for share in shares))
+def _draft_table(sections: list[Section]) -> Table:
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column("drafting\ns", justify="right", no_wrap=True)
+    table.add_column("verifying\ns", justify="right", no_wrap=True)
+    table.add_column("share of rounds that accept the draft\nup to its first, second, … token")
+    for section in sections:
+        for way, told in zip(section.ways, section.told, strict=True):
+            if not way.is_plain:
+                seconds = (f"{way.total(name):.1f}" for name in ("draft_seconds", "verify_seconds"))
+                shares = "  ".join(f"{share:.2f}" for share in told["accepted_at"].value)
+                table.add_row(escape(f"{section.title}: {way.name}"), *seconds, shares)
     return table
 
 
