@@ -74,8 +74,8 @@ def evaluate(
     suite: Annotated[
         list[str] | None,
         typer.Option(
-            help="chat (MT-Bench), code (HumanEval), math (GSM8K), several of them, or a file or folder of training "
-            "rows, whose held-out prompts are taken. May be repeated. Default: chat code math."
+            help="chat (MT-Bench), code (HumanEval), math (GSM8K), several of these separated by spaces, or a file or "
+            "folder of training rows, whose held-out prompts are taken. May be repeated. Default: chat code math."
         ),
     ] = None,
     compare: Annotated[
@@ -252,14 +252,16 @@ def _table(section: Section) -> Table:
     if any(way.differences for way in section.ways):
         table.add_column("same\noutput", no_wrap=True)
     for way, told in zip(section.ways, section.told, strict=True):
-        cells = [_cell(told[name], *how) if name in told else "" for name, (_, *how) in columns.items()]
+        cells = [_cell(told.get(name), show, interval) for name, (_, show, interval) in columns.items()]
         same = [f"{way.differences.count(None)} of {len(way.differences)}"] if way.differences else []
         table.add_row(escape(way.name), *cells, *same)
     return table
 
 
-def _cell(estimate: Estimate, show: Callable[[float], str], with_interval: bool) -> str:
+def _cell(estimate: Estimate | None, show: Callable[[float], str], with_interval: bool) -> str:
     """The value, with its interval under it."""
+    if estimate is None:
+        return ""
     if not with_interval or estimate.low is None or estimate.low == estimate.high:
         return show(estimate.value)
     return f"{show(estimate.value)}\n[dim]{show(estimate.low)}…{show(estimate.high)}[/dim]"
