@@ -257,6 +257,7 @@ def main():
     parser.add_argument("--pair-tokens", type=int, default=64, help="new tokens for each prompt of the real pair")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    pair = load_pair(arguments.target, arguments.drafter) if arguments.pair or arguments.target else None
 
     overhead = measure_overhead(arguments.new_tokens, arguments.repetitions)
     results: dict[str, Any] = {"overhead": overhead}
@@ -264,12 +265,10 @@ def main():
         "Time a round takes outside the forwards of target and drafter: medians, both generators in turn.\n\n"
         + markdown_table(overhead)
     )
-    if arguments.pair or arguments.target:
-        pair = measure_pair(*load_pair(arguments.target, arguments.drafter), arguments.pair_tokens)
-        results["pair"] = pair
-        text += "\n\nA real pair on the built-in prompts, greedy, fp32, in the time of one core.\n\n" + markdown_table(
-            pair
-        )
+    if pair:
+        results["pair"] = measure_pair(*pair, arguments.pair_tokens)
+        text += "\n\nA real pair on the built-in prompts, greedy, fp32, in the time of one core.\n\n"
+        text += markdown_table(results["pair"])
     print(text)
     print(write_report("overhead", results, text))
 
