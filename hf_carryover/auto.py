@@ -33,6 +33,8 @@ class AutoDrafter:
         name = str(pretrained_model_name_or_path)
         hub = {key: kwargs[key] for key in HUB_ARGUMENTS if key in kwargs}
         config, _ = PreTrainedConfig.get_config_dict(name, **hub)
+        if not config:
+            raise ValueError(f"{name!r} has no config.json: name the folder or the Hub repository of a drafter.")
         if config.get("model_type") in OUR_MODEL_TYPES:
             return AutoModel.from_pretrained(name, **kwargs)
         drafter_class, drafter_config = translate(config, name)

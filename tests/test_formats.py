@@ -487,3 +487,8 @@ def test_a_plain_qwen3_is_not_taken_for_a_drafter(tmp_path):
     Qwen3ForCausalLM(Qwen3Config(**BODY)).save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="is a Qwen3ForCausalLM checkpoint"):
         AutoDrafter.from_pretrained(tmp_path)
+
+
+def test_a_folder_without_a_configuration_is_told_from_a_foreign_one(tmp_path):
+    with pytest.raises(ValueError, match=r"has no config\.json: name the folder"):
+        AutoDrafter.from_pretrained(tmp_path)

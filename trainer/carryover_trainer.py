@@ -5,7 +5,7 @@ import time
 import torch
 from datasets import Dataset
 from tqdm.auto import tqdm
-from transformers import DynamicCache, PreTrainedModel, Trainer
+from transformers import DynamicCache, PreTrainedModel, Trainer, TrainerControl
 from transformers.utils import logging
 
 from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check_target, disable, enable
@@ -42,6 +42,8 @@ class CarryoverTrainer(Trainer):
     Raises:
         `ValueError`: if target and drafter do not fit, or a set supervises no token.
     """
+
+    control: TrainerControl
 
     def __init__(
         self,

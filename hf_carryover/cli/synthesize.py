@@ -1,7 +1,7 @@
 """`hf-carryover synthesize`: training data that the target makes itself."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,7 +34,7 @@ def synthesize(
     quiet()
     tokenizer = AutoTokenizer.from_pretrained(target)
     model = AutoModelForCausalLM.from_pretrained(target, dtype=str(dtype), device_map=device or best_device()).eval()
-    shared = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
+    shared: dict[str, Any] = {"max_new_tokens": max_new_tokens, "batch_size": batch_size, "seed": seed}
     if prompts is None:
         ask_itself(model, tokenizer, rows, folder, **shared)
     else:
