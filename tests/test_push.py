@@ -21,7 +21,9 @@ def test_what_is_pushed_loads_as_the_same_drafter(tmp_path, monkeypatch):
                 (tmp_path / operation.path_in_repo).write_bytes(Path(operation.path_or_fileobj).read_bytes())
 
     monkeypatch.setattr(hub, "hf_api", Hub)
-    monkeypatch.setattr(hub, "create_and_tag_model_card", lambda *args, **kwargs: ModelCard("---\nlicense: mit\n---\n# A drafter"))
+    monkeypatch.setattr(
+        hub, "create_and_tag_model_card", lambda *args, **kwargs: ModelCard("---\nlicense: mit\n---\n# A drafter")
+    )
     drafter = random_drafter(tiny_target())
     drafter.push_to_hub("someone/drafter")
 
