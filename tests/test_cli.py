@@ -67,7 +67,7 @@ def test_generate_prints_the_targets_answer(folders, target, tokenizer, tmp_path
     [
         (["{target}", "{drafter}", "w5"], "--raw"),
         (["{target}", "{target}", "w5", "--raw"], "drafter"),
-        (["{target}", "{empty}", "w5", "--raw"], "checkpoint"),
+        (["{target}", "{empty}", "w5", "--raw"], "config.json"),
         (["{empty}", "{drafter}", "w5", "--raw"], "tokenizer"),
     ],
 )
