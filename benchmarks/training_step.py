@@ -60,12 +60,8 @@ def our_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int, chunk:
     """One step as the trainer takes it; returns the supervised positions."""
     inputs = batch()
     head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
-    draft_ids = None
-    if hasattr(drafter, "d2t"):
-        draft_ids = torch.full((VOCABULARY,), -1)
-        draft_ids[drafter.d2t] = torch.arange(len(drafter.d2t))
     embedding = target.get_input_embeddings()
-    loss = DraftLoss(drafter, drafter, embedding, head, draft_ids, "exponential", 4.0, chunk)
+    loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 4.0, chunk)
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     recorded, _ = guest.read(inputs["input_ids"], inputs["loss_mask"].bool(), inputs["document"], inputs["position"])
     value, tally = loss(recorded, sample_anchors(recorded.eligible(), count, seeds=[0]))

@@ -1,6 +1,6 @@
 """Whether a drafter and a target fit, decided before the first forward."""
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 # Cache layers that can drop rejected rows again.
 CROPPABLE_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -64,7 +64,7 @@ def check_pair(target: PreTrainedModel, drafter):
         )
     if not 0 <= config.mask_token_id < rows:
         faults.append(f"its `mask_token_id` {config.mask_token_id} is outside the target's embedding of {rows} rows")
-    if config.mask_token_id in end_tokens(target):
+    if config.mask_token_id in end_tokens(target.generation_config):
         faults.append(f"its `mask_token_id` {config.mask_token_id} is the target's end token")
     if faults:
         raise ValueError(
@@ -73,7 +73,7 @@ def check_pair(target: PreTrainedModel, drafter):
         )
 
 
-def end_tokens(target: PreTrainedModel) -> list[int]:
-    """`list[int]`: The ids at which the target's generation stops."""
-    ends = target.generation_config.eos_token_id
-    return ends if isinstance(ends, list) else [ends]
+def end_tokens(config: GenerationConfig) -> list[int]:
+    """`list[int]`: The ids at which generation stops; none if `config` names none."""
+    eos = config.eos_token_id
+    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

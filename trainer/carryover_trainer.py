@@ -76,16 +76,11 @@ class CarryoverTrainer(Trainer):
         if self.place_model_on_device:
             self.target_model.to(args.device)
         self.guest = GuestTarget(target_model, model.config.target_layer_ids)
-        draft_ids = None
-        if hasattr(model, "d2t"):
-            draft_ids = torch.full((model.config.vocab_size,), -1, device=args.device)
-            draft_ids[model.d2t] = torch.arange(len(model.d2t), device=args.device)
         self.draft_loss = DraftLoss(
             drafter=model,
             forward=model,
             embedding=target_model.get_input_embeddings(),
             head=model.borrow(target_model.get_output_embeddings(), args.device, target_model.dtype),
-            draft_ids=draft_ids,
             weights=args.position_weights,
             decay=args.loss_decay,
             anchors_per_chunk=args.anchors_per_chunk,

@@ -17,7 +17,8 @@ import torch
 from transformers import Cache, DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
-from .sampling import Sampler, end_tokens
+from ..generation.pairing import end_tokens
+from .sampling import Sampler
 from .slots import GROUP, slot_attention, slot_cache, why_not_slots
 
 logger = logging.get_logger(__name__)

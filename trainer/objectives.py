@@ -97,8 +97,6 @@ class DraftLoss:
         forward (`Callable`): The drafter's forward, possibly wrapped for distributed training.
         embedding (`nn.Module`): The target's.
         head (`Callable`): The target's LM head over the draft vocabulary.
-        draft_ids (`torch.LongTensor` of shape `(vocab,)`, *optional*): Index in the draft vocabulary, -1 outside of
-            it.
         weights (`str`): See [`position_weights`].
         decay (`float`): In positions.
         anchors_per_chunk (`int`): Blocks in memory at a time; more are recomputed in the backward pass.
@@ -110,11 +108,17 @@ class DraftLoss:
     forward: Any
     embedding: Any
     head: Any
-    draft_ids: torch.Tensor | None
     weights: str
     decay: float
     anchors_per_chunk: int
     teacher: GuestTarget | None = None
+
+    def __post_init__(self):
+        self.draft_ids = None  # index of every token in the draft vocabulary, -1 outside of it
+        if hasattr(self.drafter, "d2t"):
+            d2t = self.drafter.d2t
+            self.draft_ids = torch.full((self.drafter.config.vocab_size,), -1, device=d2t.device)
+            self.draft_ids[d2t] = torch.arange(len(d2t), device=d2t.device)
 
     def hidden(
         self, recorded: Recorded, context: torch.Tensor, anchors: Anchors, carried: Carried | None

@@ -34,11 +34,6 @@ NEUTRAL = {
 }
 
 
-def end_tokens(config: GenerationConfig) -> list[int]:
-    eos = config.eos_token_id
-    return [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
-
-
 class Sampler:
     """
     The next token of every row: greedy, or by inverting the distribution at one uniform number.

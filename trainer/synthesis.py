@@ -22,10 +22,10 @@ from tqdm.auto import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from ..generation.pairing import end_tokens
 from .chat import prompt_ids, read_messages, user_header
 from .data import repeats_itself
 from .decode import generate_batched
-from .sampling import end_tokens
 
 logger = logging.get_logger(__name__)
 
