@@ -197,10 +197,11 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
         ({"objectives": ["blocks"]}, "`objectives` is .*'blocks'.*: name one or more of block, carryover"),
         ({"objectives": []}, "`objectives` is"),
         ({"position_weights": "linear"}, "`position_weights` is 'linear': write one of exponential, d-pace, vat"),
-        ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, dspark"),
+        ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, distillation, dspark"),
         ({"verify_against": "me"}, "`verify_against` is 'me': write one of recorded, target"),
         ({"num_anchors": 0}, "`num_anchors` is 0: write at least 1"),
         ({"loss_decay": 0.0}, "`loss_decay` is 0.0"),
+        ({"fp16": True, "num_anchors": 9, "anchors_per_chunk": 8}, "`fp16` scales the loss, which comes too late"),
     ],
 )
 def test_arguments_that_make_no_sense_are_refused(tmp_path, changes, told):

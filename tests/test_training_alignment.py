@@ -5,7 +5,9 @@ import torch
 
 from hf_carryover import DSparkDrafter
 from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors
+from hf_carryover.trainer.chunks import sum_of_chunks
 from hf_carryover.trainer.guest import GuestTarget
+from hf_carryover.trainer.losses import distillation_loss
 from hf_carryover.trainer.masks import HIDDEN, Rows, block_mask, dense_mask
 from hf_carryover.trainer.objectives import DraftLoss, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, held_out_prompts, pack
@@ -34,7 +36,17 @@ def read(guest: GuestTarget, batch: dict[str, torch.Tensor], keep_cache: bool = 
 
 def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
     head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
-    return DraftLoss(drafter, drafter, target.get_input_embeddings(), head, "exponential", 4.0, anchors_per_chunk)
+    return DraftLoss(
+        drafter=drafter,
+        forward=drafter,
+        embedding=target.get_input_embeddings(),
+        head=head,
+        weights="exponential",
+        decay=4.0,
+        anchors_per_chunk=anchors_per_chunk,
+        loss_type="cross-entropy",
+        guest=GuestTarget(target, drafter.config.target_layer_ids),
+    )
 
 
 def features_of(target, guest: GuestTarget, tokens: torch.LongTensor) -> torch.Tensor:
@@ -133,7 +145,7 @@ def test_a_shifted_block_reads_the_carried_rows_of_its_own_branch():
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     recorded, cache = read(guest, packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
-    shifted, carried = after_rejection(loss, guest, recorded, cache, anchors)
+    shifted, carried = after_rejection(loss, recorded, cache, anchors)
     row, branch, anchor = 1, 1, 12
     accepted = int(shifted.index[row, branch]) - anchor - 1
     draft = loss.draft(recorded, anchors)[row, branch]
@@ -163,7 +175,7 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     recorded, cache = read(guest, packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
-    carried = after_rejection(loss, guest, recorded, cache, anchors)[1] if carry else None
+    carried = after_rejection(loss, recorded, cache, anchors)[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 4, -1)
     changed = torch.arange(recorded.tokens.shape[1]) >= 9  # behind the second anchor of the first sequence
     moved = Recorded(
@@ -237,7 +249,7 @@ def test_chunks_of_anchors_change_neither_loss_nor_gradient(carry):
     whole, chunked = draft_loss(target, drafter, 64), draft_loss(target, drafter, 2)
     anchors, carried = sample_anchors(recorded.eligible(), 7, seeds=[0, 1]), None
     if carry:
-        anchors, carried = after_rejection(whole, guest, recorded, cache, anchors)
+        anchors, carried = after_rejection(whole, recorded, cache, anchors)
     outcomes = []
     for loss in (whole, chunked):
         drafter.zero_grad()
@@ -252,11 +264,31 @@ def test_the_teacher_is_what_the_target_generates_from():
     target = tiny_target("gemma2", attn="eager", final_logit_softcapping=2.0)
     drafter = random_drafter(target, draft_vocab_size=40)
     drafter.d2t.copy_(torch.arange(10, 50))
-    guest = GuestTarget(target, drafter.config.target_layer_ids)
-    recorded, _ = read(guest, packed_documents())
     loss = draft_loss(target, drafter)
-    loss.teacher = guest
+    recorded, _ = read(loss.guest, packed_documents())
     anchors = Anchors(torch.tensor([[5], [7]]), torch.ones(2, 1, dtype=torch.bool))
-    taught = loss._taught(guest, recorded, anchors)
     alone = target(recorded.tokens[1:, :10]).logits[0, 7:].softmax(dim=-1)[:, 10:50]
-    torch.testing.assert_close(taught[1], alone, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(loss._probabilities(recorded, anchors)[1], alone, atol=1e-5, rtol=1e-5)
+    renormalised = alone / alone.sum(dim=-1, keepdim=True)
+    torch.testing.assert_close(loss._renormalised(recorded, anchors)[1], renormalised, atol=1e-5, rtol=1e-5)
+
+
+def test_distillation_is_halfway_between_the_recorded_token_and_the_target():
+    log_probs = torch.tensor([[0.5, 0.25, 0.25]]).log()
+    teacher, cross_entropy = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([2.0]).log()
+    expected = 0.5 * (torch.tensor([2.0]).log() + torch.tensor([4.0]).log())
+    torch.testing.assert_close(distillation_loss(log_probs, teacher, cross_entropy), expected)
+
+
+def test_nothing_is_computed_twice_in_chunks():
+    weight, shared = torch.nn.Parameter(torch.tensor(3.0)), torch.tensor([1.0, 2.0, 4.0], requires_grad=True)
+    computed = []
+
+    def loss(chunk: int, rows: torch.Tensor) -> torch.Tensor:
+        computed.append(chunk)
+        return weight * rows[chunk] ** 2
+
+    total = sum_of_chunks(loss, 3, shared, [weight])
+    (2 * total).backward()
+    assert computed == [0, 1, 2] and total.item() == 63
+    assert weight.grad.item() == 42 and shared.grad.tolist() == [12, 24, 48]

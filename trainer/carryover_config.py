@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 from .losses import POSITION_WEIGHTS
 
 OBJECTIVES = ("block", "carryover")
-LOSS_TYPES = ("cross-entropy", "dspark")
+LOSS_TYPES = ("cross-entropy", "distillation", "dspark")
 VERIFIERS = ("recorded", "target")
 
 
@@ -21,12 +21,14 @@ class CarryoverTrainingArguments(TrainingArguments):
             `"block"` drafts from recorded anchors; `"carryover"` drafts, verifies and drafts again with carried rows.
         num_anchors (`int`, *optional*, defaults to 512): Most blocks drafted from one packed sequence.
         anchors_per_chunk (`int`, *optional*, defaults to 128):
-            Blocks in memory at a time; the rest is recomputed in the backward pass.
+            Blocks in memory at a time: each chunk's gradient is taken before the next chunk begins. 32 is fast on a
+            CPU.
         position_weights (`str`, *optional*, defaults to `"exponential"`): `"exponential"`, `"d-pace"` or `"vat"`.
         loss_decay (`float`, *optional*, defaults to 4.0): Positions over which the exponential weights fall by e.
         loss_type (`str`, *optional*, defaults to `"cross-entropy"`):
-            `"cross-entropy"` learns the recorded tokens; `"dspark"` also the target's distribution and, with a
-            confidence head, each slot's acceptance (arXiv 2607.05147).
+            `"cross-entropy"` learns the recorded tokens; `"distillation"` also the target's distribution over the
+            draft vocabulary (arXiv 2608.30135); `"dspark"` the total variation to it and, with a confidence head, each
+            slot's acceptance (arXiv 2607.05147).
         verify_against (`str`, *optional*, defaults to `"recorded"`):
             What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own
             choice.
@@ -49,7 +51,7 @@ class CarryoverTrainingArguments(TrainingArguments):
     anchors_per_chunk: int = field(default=128, metadata={"help": "Blocks in memory at a time."})
     position_weights: str = field(default="exponential", metadata={"help": "How much each drafted position counts."})
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
-    loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy or dspark."})
+    loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy, distillation or dspark."})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
     max_length: int = field(default=2048, metadata={"help": "Tokens of a packed sequence."})
     eval_generate_prompts: int = field(default=8, metadata={"help": "Held-out prompts for real `generate`."})
@@ -71,6 +73,11 @@ class CarryoverTrainingArguments(TrainingArguments):
         for name in ("num_anchors", "anchors_per_chunk", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}: write at least 1.")
+        if self.fp16 and self.num_anchors > self.anchors_per_chunk:
+            raise ValueError(
+                "`fp16` scales the loss, which comes too late for gradients that are taken chunk by chunk: write "
+                "`bf16`, or an `anchors_per_chunk` of at least `num_anchors`."
+            )
         if self.loss_decay <= 0:
             raise ValueError(f"`loss_decay` is {self.loss_decay}: write a number of positions above 0.")
         # Rows carry their own columns, which the Trainer would otherwise drop as unknown to the drafter's `forward`.

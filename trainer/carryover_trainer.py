@@ -84,19 +84,19 @@ class CarryoverTrainer(Trainer):
             weights=args.position_weights,
             decay=args.loss_decay,
             anchors_per_chunk=args.anchors_per_chunk,
-            teacher=self.guest if args.loss_type == "dspark" else None,
+            loss_type=args.loss_type,
+            guest=self.guest,
         )
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
         self.draft_loss.forward = model
-        with self.accelerator.autocast():
-            sequence_loss = self._objective(inputs, seeds)
         counts = inputs["loss_mask"][:, 1:].sum(dim=1)
-        items = counts.sum() if num_items_in_batch is None else num_items_in_batch
-        loss = (sequence_loss * counts).sum() / items
+        share = counts / (counts.sum() if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
-            loss = loss * self.accelerator.num_processes
+            share = share * self.accelerator.num_processes
+        with self.accelerator.autocast():
+            loss = self._objective(inputs, seeds, share)
         return (loss, {}) if return_outputs else loss
 
     def _read(self, inputs, keep_cache: bool) -> tuple[Recorded, DynamicCache | None]:
@@ -106,10 +106,10 @@ class CarryoverTrainer(Trainer):
 
     def _after_rejection(self, recorded: Recorded, cache: DynamicCache, anchors: Anchors) -> tuple[Anchors, Carried]:
         against_target = self.args.verify_against == "target"
-        return after_rejection(self.draft_loss, self.guest, recorded, cache, anchors, against_target)
+        return after_rejection(self.draft_loss, recorded, cache, anchors, against_target)
 
-    def _objective(self, inputs, seeds: list[int]) -> torch.Tensor:
-        """`torch.Tensor` of shape `(batch,)`: mean loss of a block in each sequence, over the objectives."""
+    def _objective(self, inputs, seeds: list[int], share: torch.Tensor) -> torch.Tensor:
+        """Mean loss of a block in each sequence, times the sequence's `share`, averaged over the objectives."""
         recorded, cache = self._read(inputs, keep_cache="carryover" in self.args.objectives)
         anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
         weights = exponential_weights(self.draft_loss.drafter.config.num_drafted, self.args.loss_decay).sum().item()
@@ -118,9 +118,9 @@ class CarryoverTrainer(Trainer):
             carried = None
             if objective == "carryover":
                 anchors, carried = self._after_rejection(recorded, cache, anchors)
-            loss, _ = self.draft_loss(recorded, anchors, carried)
-            losses.append(loss / (anchors.valid.sum(dim=1).clamp(min=1) * weights))
-        return torch.stack(losses).mean(dim=0)
+            blocks = anchors.valid.sum(dim=1).clamp(min=1) * weights * len(self.args.objectives)
+            losses.append(self.draft_loss(recorded, anchors, carried, share / blocks)[0])
+        return torch.stack(losses).sum()
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         loss = super().training_step(model, inputs, num_items_in_batch)
@@ -135,7 +135,7 @@ class CarryoverTrainer(Trainer):
             if parameter.grad is not None:
                 named[f"gradient of {name}"] = parameter.grad
         for name, tensor in named.items():
-            if not torch.isfinite(tensor).all():
+            if not tensor.detach().sum().isfinite():  # one pass, where `isfinite().all()` makes three
                 raise FloatingPointError(
                     f"The {name} is no longer finite at step {self.state.global_step}: lower `learning_rate` or "
                     "`max_grad_norm`, or train with float32 weights and `bf16=True` instead of bfloat16 weights."

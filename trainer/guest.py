@@ -61,15 +61,17 @@ class GuestTarget:
         return features.view(*drafts.shape, -1), self.logits(before).argmax(dim=-1)
 
     @torch.no_grad()
-    def logits(self, final: torch.Tensor) -> torch.Tensor:
+    def logits(self, final: torch.Tensor, head=None) -> torch.Tensor:
         """
         Args:
             final (`torch.Tensor` of shape `(..., target_hidden)`): Last states of the target.
+            head (`Callable`, *optional*): Some rows of its LM head, for the logits of some tokens.
 
         Returns:
             `torch.Tensor` of shape `(..., vocab)`, as the target generates from.
         """
-        logits = self.model.get_output_embeddings()(final.to(self.model.device)).to(final.device).float()
+        head = head or self.model.get_output_embeddings()
+        logits = head(final.to(self.model.device)).to(final.device).float()
         bound = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
         return logits if bound is None else bound * torch.tanh(logits / bound)
 

@@ -57,8 +57,24 @@ def leading_run(hit: torch.Tensor, supervised: torch.Tensor) -> torch.Tensor:
     return (hit & supervised).long().cumprod(dim=-1).sum(dim=-1)
 
 
+def distillation_loss(log_probs: torch.Tensor, teacher: torch.Tensor, cross_entropy: torch.Tensor) -> torch.Tensor:
+    """
+    Position loss of VAT (arXiv 2608.30135): cross-entropy to the target's distribution and to the recorded token, halved
+    so that it is on the scale of one of them.
+
+    Args:
+        log_probs (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.
+        teacher (`torch.Tensor` of shape `(..., draft_vocab)`): The target's probabilities.
+        cross_entropy (`torch.Tensor` of shape `(...)`): To the recorded token.
+
+    Returns:
+        `torch.Tensor` of shape `(...)`.
+    """
+    return 0.5 * (cross_entropy - (teacher * log_probs).sum(dim=-1))
+
+
 def dspark_loss(
-    logits: torch.Tensor,
+    log_probs: torch.Tensor,
     teacher: torch.Tensor,
     cross_entropy: torch.Tensor,
     confidence: torch.Tensor | None,
@@ -68,7 +84,7 @@ def dspark_loss(
     DSpark's loss of each position (arXiv 2607.05147): cross-entropy, total variation to the target, confidence.
 
     Args:
-        logits (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.
+        log_probs (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.
         teacher (`torch.Tensor` of shape `(..., draft_vocab)`): The target's probabilities of the draft vocabulary;
             they sum
             to less than one where the target prefers a token outside of it.
@@ -79,7 +95,7 @@ def dspark_loss(
     Returns:
         `torch.Tensor` of shape `(...)`.
     """
-    distance = (logits.float().softmax(dim=-1) - teacher).abs().sum(dim=-1) + (1 - teacher.sum(dim=-1))
+    distance = (log_probs.exp() - teacher).abs().sum(dim=-1) + (1 - teacher.sum(dim=-1))
     loss = shares[0] * cross_entropy + shares[1] * distance
     if confidence is not None:
         accepted = (1 - 0.5 * distance).clamp(0, 1).detach()

@@ -6,12 +6,11 @@ from functools import reduce
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
 
 from .batch import Anchors, Labels, Recorded
+from .chunks import sum_of_chunks
 from .guest import GuestTarget
-from .losses import dspark_loss, leading_run, position_weights
+from .losses import distillation_loss, dspark_loss, leading_run, position_weights
 from .masks import HIDDEN, Rows, layer_masks
 
 
@@ -99,9 +98,9 @@ class DraftLoss:
         head (`Callable`): The target's LM head over the draft vocabulary.
         weights (`str`): See [`position_weights`].
         decay (`float`): In positions.
-        anchors_per_chunk (`int`): Blocks in memory at a time; more are recomputed in the backward pass.
-        teacher ([`GuestTarget`], *optional*): Learn from its distribution with [`dspark_loss`], not from the tokens
-        alone.
+        anchors_per_chunk (`int`): Blocks in memory at a time; see [`sum_of_chunks`].
+        loss_type (`str`): `"cross-entropy"`, `"distillation"` or `"dspark"`.
+        guest ([`GuestTarget`]): The target, whose distribution the last two learn.
     """
 
     drafter: Any
@@ -111,7 +110,8 @@ class DraftLoss:
     weights: str
     decay: float
     anchors_per_chunk: int
-    teacher: GuestTarget | None = None
+    loss_type: str
+    guest: GuestTarget
 
     def __post_init__(self):
         self.draft_ids = None  # index of every token in the draft vocabulary, -1 outside of it
@@ -154,56 +154,69 @@ class DraftLoss:
         return self.drafter.teacher_forced(hidden, self.drafter.read_out(hidden, self.head), previous)
 
     def _chunk(self, recorded, context, anchors, carried) -> tuple[torch.Tensor, Tally]:
+        """The weighted loss of each block, of shape `(batch, anchors)`."""
         labels = Labels.of(recorded, anchors, self.drafter.config.num_drafted)
         tokens, supervised = labels.tokens.flatten(0, 1), labels.supervised.flatten(0, 1)
         previous = torch.cat((anchors.take(recorded.tokens).flatten(0, 1), tokens[:, :-1]), dim=1)
         hidden = self.hidden(recorded, context, anchors, carried)
-        logits = self.logits(hidden, previous)
+        log_probs = self.logits(hidden, previous).float().log_softmax(dim=-1)
         ids = tokens if self.draft_ids is None else self.draft_ids[tokens]
         known = supervised & (ids >= 0)
-        cross_entropy = F.cross_entropy(logits.float().flatten(0, 1), ids.clamp(min=0).flatten(), reduction="none")
-        cross_entropy = cross_entropy.view(ids.shape) * known
-        hit = (logits.argmax(dim=-1) == ids) & known
+        cross_entropy = -log_probs.gather(-1, ids.clamp(min=0).unsqueeze(-1)).squeeze(-1) * known
+        hit = (log_probs.argmax(dim=-1) == ids) & known
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay) * known
         loss = cross_entropy
-        if self.teacher is not None:
-            probabilities = self._taught(self.teacher, recorded, anchors)
-            confidence = self.drafter.confidence(hidden, previous[:, :1], tokens)
-            loss = dspark_loss(logits, probabilities, cross_entropy, confidence)
+        if self.loss_type != "cross-entropy":
             weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
-        block_loss = (weights * loss).sum(dim=-1).view(anchors.index.shape)
-        return block_loss.sum(dim=1), Tally.of(hit, supervised, cross_entropy)
+        if self.loss_type == "distillation":
+            loss = distillation_loss(log_probs, self._renormalised(recorded, anchors), cross_entropy)
+        elif self.loss_type == "dspark":
+            confidence = self.drafter.confidence(hidden, previous[:, :1], tokens)
+            loss = dspark_loss(log_probs, self._probabilities(recorded, anchors), cross_entropy, confidence)
+        return (weights * loss).sum(dim=-1).view(anchors.index.shape), Tally.of(hit, supervised, cross_entropy)
 
-    def _taught(self, teacher: GuestTarget, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
-        """The target's probabilities of the draft vocabulary, of shape `(blocks, num_drafted, draft_vocab)`."""
+    def _states(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+        """The target's states that predict the drafted positions, of shape `(blocks, num_drafted, target_hidden)`."""
         ahead = torch.arange(self.drafter.config.num_drafted, device=anchors.index.device)
-        probabilities = teacher.logits(anchors.take(recorded.final, ahead)).softmax(dim=-1).flatten(0, 1)
+        return anchors.take(recorded.final, ahead).flatten(0, 1)
+
+    def _probabilities(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+        """The target's probabilities of the draft vocabulary, of shape `(blocks, num_drafted, draft_vocab)`."""
+        probabilities = self.guest.logits(self._states(recorded, anchors)).softmax(dim=-1)
         return probabilities if self.draft_ids is None else probabilities[..., self.drafter.d2t]
 
+    def _renormalised(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+        """The same as if there were no other tokens, which spares their logits."""
+        if self.drafter.lm_head is None:
+            return self.guest.logits(self._states(recorded, anchors), self.head).softmax(dim=-1)
+        probabilities = self._probabilities(recorded, anchors)
+        return probabilities / probabilities.sum(dim=-1, keepdim=True)
+
     def __call__(
-        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None
+        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None, share: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Tally]:
         """
         Args:
             recorded ([`Recorded`]), anchors ([`Anchors`]).
             carried ([`Carried`], *optional*): Extra context of each block.
+            share (`torch.Tensor` of shape `(batch,)`, *optional*): What a block of each sequence counts; 1 by default.
 
         Returns:
-            `torch.Tensor` of shape `(batch,)`, the weighted loss summed over a sequence's blocks, and a [`Tally`].
+            `torch.Tensor`, the sum of the blocks' weighted losses, and a [`Tally`].
         """
         context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
-        count, chunk = anchors.index.shape[1], self.anchors_per_chunk
-        losses, tallies = [], []
-        for start in range(0, count, chunk):
-            part = None if carried is None else carried.part(start, start + chunk)
-            arguments = (recorded, context, anchors[:, start : start + chunk], part)
-            if count > chunk and torch.is_grad_enabled():
-                loss, counted = checkpoint(self._chunk, *arguments, use_reentrant=False)
-            else:
-                loss, counted = self._chunk(*arguments)
-            losses.append(loss)
-            tallies.append(counted)
-        return torch.stack(losses).sum(dim=0), reduce(Tally.__add__, tallies)
+        starts = range(0, anchors.index.shape[1], self.anchors_per_chunk)
+        tallies = []
+
+        def chunk(number: int, context: torch.Tensor) -> torch.Tensor:
+            part = slice(starts[number], starts[number] + self.anchors_per_chunk)
+            branches = None if carried is None else carried.part(part.start, part.stop)
+            losses, tally = self._chunk(recorded, context, anchors[:, part], branches)
+            tallies.append(tally)
+            return losses.sum() if share is None else (losses.sum(dim=1) * share).sum()
+
+        loss = sum_of_chunks(chunk, len(starts), context, list(self.drafter.parameters()))
+        return loss, reduce(Tally.__add__, tallies)
 
     @torch.no_grad()
     def draft(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
@@ -221,7 +234,7 @@ class DraftLoss:
 
 
 def after_rejection(
-    loss: DraftLoss, guest: GuestTarget, recorded: Recorded, cache, anchors: Anchors, against_target: bool = False
+    loss: DraftLoss, recorded: Recorded, cache, anchors: Anchors, against_target: bool = False
 ) -> tuple[Anchors, Carried]:
     """
     Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round
@@ -239,7 +252,7 @@ def after_rejection(
     count = loss.drafter.config.num_drafted
     drafts = loss.draft(recorded, anchors)
     labels = Labels.of(recorded, anchors, count)
-    features, said = guest.judge(recorded, cache, anchors, drafts)
+    features, said = loss.guest.judge(recorded, cache, anchors, drafts)
     accepted = leading_run(drafts == (said if against_target else labels.tokens), labels.supervised)
     rows = anchors.rows(recorded, count, first=1)
     rejected = torch.arange(count, device=accepted.device) >= accepted.unsqueeze(-1)

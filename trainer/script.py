@@ -1,14 +1,16 @@
 """A training run from a YAML file or flags: what `hf-carryover train` does."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
+from datasets import concatenate_datasets
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ..modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
 from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
-from .data import load_rows
+from .data import load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
 
 FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig}
@@ -23,6 +25,7 @@ class RunArguments:
         target (`str`): Folder or Hub repository of the target.
         data (`list[str]`): Folders or files of rows, e.g. from `hf-carryover synthesize`; one prompt in 32 is held
             out.
+        texts (`list[str]`, *optional*): Files of plain text to learn from as well; see [`recorded_text`].
         drafter (`str`, *optional*): Trained drafter to go on from; a new one by default.
 
     > Parameters that control a new drafter
@@ -44,6 +47,7 @@ class RunArguments:
 
     target: str = field(metadata={"help": "Folder or Hub repository of the target."})
     data: list[str] = field(metadata={"help": "Folders or files of rows."})
+    texts: list[str] = field(default_factory=list, metadata={"help": "Files of plain text to learn from as well."})
     drafter: str | None = field(default=None, metadata={"help": "Trained drafter to go on from."})
     family: str = field(default="dflash", metadata={"help": "Family of a new drafter.", "choices": [*FAMILIES]})
     mask_token_id: int | None = field(default=None, metadata={"help": "An unused row of the target's embedding."})
@@ -70,6 +74,9 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
     dtype = torch.bfloat16 if training.bf16 else torch.float32
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=dtype)
     rows = {split: load_rows(arguments.data, tokenizer, split=split) for split in ("train", "held_out")}
+    if arguments.texts:
+        texts = recorded_text([Path(file) for file in arguments.texts], tokenizer, training.max_length)
+        rows["train"] = concatenate_datasets([rows["train"], texts])
     if arguments.drafter:
         drafter = load_drafter(arguments.drafter)
     else:
