@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 
 from hf_carryover import AutoDrafter, CarryoverTrainer, CarryoverTrainingArguments, DSparkDrafter
+from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.initialise import initialise_from_target, most_frequent_tokens
 from hf_carryover.trainer.losses import dspark_loss, leading_run, position_weights
 from tests.tiny import greedy, random_drafter, tiny_prompt, tiny_target
@@ -130,6 +131,23 @@ def test_four_steps_and_four_more_after_a_resume_are_eight_steps(tmp_path):
     assert_same_weights(weights(straight), weights(again), atol=0, rtol=0)
 
 
+def test_cached_features_change_nothing_and_are_computed_once(tmp_path, monkeypatch):
+    plain = trainer(tmp_path / "plain", loss_type="distillation")
+    plain.train()
+    cached = trainer(tmp_path / "cached", loss_type="distillation", cached_features=str(tmp_path / "features"))
+    cached.train()
+    assert_same_weights(weights(plain), weights(cached), atol=1e-6, rtol=1e-5)
+    tokens = sum(len(ids) for ids in cached.train_dataset["input_ids"])
+    assert (tmp_path / "features" / "features.bin").stat().st_size == tokens * 4 * 32 * (len(cached.guest.layers) + 1)
+
+    monkeypatch.setattr(GuestTarget, "read", None)
+    again = trainer(tmp_path / "again", loss_type="distillation", cached_features=str(tmp_path / "features"))
+    again.train()
+    assert_same_weights(weights(cached), weights(again), atol=0, rtol=0)
+    with pytest.raises(ValueError, match=r"holds other features, see features\.json there: name another folder"):
+        trainer(tmp_path, data=rows()[:8], cached_features=str(tmp_path / "features"))
+
+
 def test_gradient_checkpointing_changes_nothing_but_memory(tmp_path):
     outcomes = []
     for switch in (False, True):
@@ -201,6 +219,7 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
         ({"verify_against": "me"}, "`verify_against` is 'me': write one of recorded, target"),
         ({"num_anchors": 0}, "`num_anchors` is 0: write at least 1"),
         ({"loss_decay": 0.0}, "`loss_decay` is 0.0"),
+        ({"cached_features": "here", "objectives": ["carryover"]}, "`cached_features` spares the target"),
         ({"fp16": True, "num_anchors": 9, "anchors_per_chunk": 8}, "`fp16` scales the loss, which comes too late"),
     ],
 )

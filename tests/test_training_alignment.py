@@ -290,5 +290,7 @@ def test_nothing_is_computed_twice_in_chunks():
 
     total = sum_of_chunks(loss, 3, shared, [weight])
     (2 * total).backward()
-    assert computed == [0, 1, 2] and total.item() == 63
-    assert weight.grad.item() == 42 and shared.grad.tolist() == [12, 24, 48]
+    assert computed == [0, 1, 2]
+    assert total.item() == 63
+    assert weight.grad.item() == 42
+    assert shared.grad.tolist() == [12, 24, 48]

@@ -37,6 +37,9 @@ class CarryoverTrainingArguments(TrainingArguments):
 
     Args:
         max_length (`int`, *optional*, defaults to 2048): Tokens of a packed sequence.
+        cached_features (`str`, *optional*):
+            Folder for the target's features of the training set, which are then computed once and not in every epoch.
+            Its size is logged before it is filled. For the objective `"block"`: `"carryover"` lets the target judge.
 
     > Parameters that control the evaluation
 
@@ -54,6 +57,7 @@ class CarryoverTrainingArguments(TrainingArguments):
     loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy, distillation or dspark."})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
     max_length: int = field(default=2048, metadata={"help": "Tokens of a packed sequence."})
+    cached_features: str | None = field(default=None, metadata={"help": "Folder to keep the target's features in."})
     eval_generate_prompts: int = field(default=8, metadata={"help": "Held-out prompts for real `generate`."})
     eval_generate_tokens: int = field(default=64, metadata={"help": "New tokens for each of them."})
     learning_rate: float = field(default=6e-4, metadata={"help": "The initial learning rate for AdamW."})
@@ -73,6 +77,11 @@ class CarryoverTrainingArguments(TrainingArguments):
         for name in ("num_anchors", "anchors_per_chunk", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}: write at least 1.")
+        if self.cached_features is not None and "carryover" in self.objectives:
+            raise ValueError(
+                "`cached_features` spares the target, which the objective `carryover` needs in every step: leave it "
+                "out."
+            )
         if self.fp16 and self.num_anchors > self.anchors_per_chunk:
             raise ValueError(
                 "`fp16` scales the loss, which comes too late for gradients that are taken chunk by chunk: write "

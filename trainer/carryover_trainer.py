@@ -1,6 +1,7 @@
 """A `transformers.Trainer` whose model is the drafter and whose target is a frozen guest."""
 
 import time
+from pathlib import Path
 
 import torch
 from datasets import Dataset
@@ -12,6 +13,7 @@ from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check
 from .acceptance_plot import AcceptancePlot
 from .batch import Anchors, Recorded, sample_anchors
 from .carryover_config import CarryoverTrainingArguments
+from .feature_cache import FeatureCache
 from .guest import GuestTarget
 from .losses import exponential_weights
 from .masks import HIDDEN
@@ -76,6 +78,9 @@ class CarryoverTrainer(Trainer):
         if self.place_model_on_device:
             self.target_model.to(args.device)
         self.guest = GuestTarget(target_model, model.config.target_layer_ids)
+        self.features = None
+        if args.cached_features is not None:
+            self.features = FeatureCache(Path(args.cached_features), self.train_dataset, self.guest)
         self.draft_loss = DraftLoss(
             drafter=model,
             forward=model,
@@ -110,7 +115,10 @@ class CarryoverTrainer(Trainer):
 
     def _objective(self, inputs, seeds: list[int], share: torch.Tensor) -> torch.Tensor:
         """Mean loss of a block in each sequence, times the sequence's `share`, averaged over the objectives."""
-        recorded, cache = self._read(inputs, keep_cache="carryover" in self.args.objectives)
+        if self.features is None:
+            recorded, cache = self._read(inputs, keep_cache="carryover" in self.args.objectives)
+        else:
+            recorded, cache = self.features.read(inputs), None
         anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
         weights = exponential_weights(self.draft_loss.drafter.config.num_drafted, self.args.loss_decay).sum().item()
         losses = []

@@ -59,8 +59,8 @@ def leading_run(hit: torch.Tensor, supervised: torch.Tensor) -> torch.Tensor:
 
 def distillation_loss(log_probs: torch.Tensor, teacher: torch.Tensor, cross_entropy: torch.Tensor) -> torch.Tensor:
     """
-    Position loss of VAT (arXiv 2608.30135): cross-entropy to the target's distribution and to the recorded token, halved
-    so that it is on the scale of one of them.
+    Position loss of VAT (arXiv 2608.30135): cross-entropy to the target's distribution and to the recorded token,
+    halved so that it is on the scale of one of them.
 
     Args:
         log_probs (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.

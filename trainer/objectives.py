@@ -219,17 +219,18 @@ class DraftLoss:
         return loss, reduce(Tally.__add__, tallies)
 
     @torch.no_grad()
-    def draft(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+    def draft(self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None) -> torch.Tensor:
         """Greedy drafts of all blocks, `torch.LongTensor` of shape `(batch, anchors, num_drafted)`."""
         context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
         drafts = []
         for start in range(0, anchors.index.shape[1], self.anchors_per_chunk):
-            part = anchors[:, start : start + self.anchors_per_chunk]
-            hidden = self.hidden(recorded, context, part, None)
-            anchor = part.take(recorded.tokens).flatten(0, 1)
+            part = slice(start, start + self.anchors_per_chunk)
+            branches = None if carried is None else carried.part(part.start, part.stop)
+            hidden = self.hidden(recorded, context, anchors[:, part], branches)
+            anchor = anchors[:, part].take(recorded.tokens).flatten(0, 1)
             logits = self.drafter.read_out(hidden, self.head)
             tokens = self.drafter.choose(hidden, logits, anchor, lambda scores: scores.argmax(dim=-1))
-            drafts.append(tokens.view(*part.index.shape, -1))
+            drafts.append(tokens.view(len(anchors.index), -1, tokens.shape[-1]))
         return torch.cat(drafts, dim=1)
 
 

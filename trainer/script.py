@@ -12,6 +12,7 @@ from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
 from .data import load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
+from .training_record import write_training
 
 FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig}
 
@@ -95,6 +96,7 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
     trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
     trainer.save_model()
     trainer.save_metrics("eval", trainer.evaluate())
+    write_training(trainer, arguments.drafter, arguments.data, arguments.texts)
     return trainer
 
 

@@ -8,7 +8,7 @@ that would leave `import hf_carryover` without the registration that it promises
 import typer
 from rich.console import Console
 
-from . import demo, evaluate, generate, synthesize, train
+from . import card, demo, evaluate, generate, synthesize, train
 
 
 class OneSentenceErrors(typer.core.TyperGroup):
@@ -49,3 +49,4 @@ app.command(
     epilog="Example: [bold]hf-carryover evaluate Qwen/Qwen3-4B z-lab/Qwen3-4B-DFlash-b16 --suite chat code math "
     "--json tau.json[/bold]",
 )(evaluate.evaluate)
+app.command(epilog="Example: [bold]hf-carryover card drafter Qwen/Qwen3-4B --evaluation tau.json[/bold]")(card.card)

@@ -7,6 +7,7 @@ import typer
 from transformers import HfArgumentParser
 
 from ..auto import AutoDrafter
+from ..card import write_card
 
 EXAMPLE = """
   hf-carryover train recipe.yaml
@@ -30,3 +31,5 @@ def train(context: typer.Context):
         parser.print_usage(sys.stderr)
         raise ValueError("Name a YAML file of arguments, or write flags: `hf-carryover train --help` lists them.")
     run(arguments, training, AutoDrafter.from_pretrained)
+    if not arguments.lora_rank:
+        write_card(training.output_dir, base_model=arguments.target)

@@ -1,0 +1,105 @@
+"""
+What carryover gains on real text: a drafter trained with it, with carried rows on and off, against one that was
+trained with the block objective for as long.
+
+    python -m benchmarks.carryover_gain CARRYOVER BLOCK --rows FOLDER_OF_TRAINING_ROWS
+"""
+
+import argparse
+from dataclasses import asdict
+from importlib.resources import files
+from typing import Any
+
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.report import markdown_table, write_report
+from hf_carryover import AutoDrafter, enable
+from hf_carryover.cli.demo import DRAFTER
+from hf_carryover.demo_target import load_demo_target
+from hf_carryover.evaluation import (
+    Estimate,
+    Way,
+    acceptance_length,
+    difference_of,
+    estimate,
+    measure,
+    ratio_of,
+    tokens_per_second,
+)
+from hf_carryover.suites import load_suite
+
+PLAIN, BLOCK, OFF, ON = "plain generate", "block", "carryover, off", "carryover, on"
+COMPARED = {"on − block": (ON, BLOCK), "on − off": (ON, OFF)}
+
+
+def shown(told: Estimate, sign: str = "") -> str:
+    """`value (low to high)`."""
+    if told.low is None:
+        return f"{told.value:{sign}.3f}"
+    return f"{told.value:{sign}.3f} ({told.low:{sign}.3f} to {told.high:{sign}.3f})"
+
+
+def line(title: str, suites: list[list[Way]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A row of the table, and the estimates that it shows, of one suite or of the mean of several."""
+    ways = [{way.name: way for way in suite} for suite in suites]
+    told = {name: estimate(acceptance_length, *[(suite[name],) for suite in ways]) for name in (BLOCK, OFF, ON)}
+    for name, (one, other) in COMPARED.items():
+        told[name] = estimate(difference_of(acceptance_length), *[(suite[one], suite[other]) for suite in ways])
+    told["speedup"] = estimate(ratio_of(tokens_per_second), *[(suite[ON], suite[PLAIN]) for suite in ways])
+    row = {"prompts": title} | {name: shown(each, "+" if name in COMPARED else "") for name, each in told.items()}
+    return row, {name: asdict(each) for name, each in told.items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("carryover", nargs="?", default=str(files("hf_carryover.model_cards") / DRAFTER))
+    parser.add_argument("block", nargs="?", help="drafter of the same budget without carryover; default: the same one")
+    parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
+    parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
+    parser.add_argument("--prompts", type=int, default=40, help="of each suite")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    if arguments.target is None:
+        target, tokenizer = load_demo_target(torch.bfloat16)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+        target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.bfloat16).eval()
+    enable(target)
+    carryover = AutoDrafter.from_pretrained(arguments.carryover, dtype=target.dtype)
+    block = AutoDrafter.from_pretrained(arguments.block or arguments.carryover, dtype=target.dtype)
+    ways = [
+        Way(PLAIN),
+        Way(BLOCK, {"assistant_model": block, "carryover": False}),
+        Way(OFF, {"assistant_model": carryover, "carryover": False}),
+        Way(ON, {"assistant_model": carryover, "carryover": True}),
+    ]
+    measured, table, numbers = {}, [], {}
+    for name in [*arguments.rows, "chat", "math", "code"]:
+        suite = load_suite(name, tokenizer, arguments.prompts)
+        title = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}.get(name, "held-out")
+        title = f"{title}, {len(suite.prompts)}"
+        if not measured:
+            measure(target, suite.prompts[:1], ways, max_new_tokens=8)  # warms up
+        measured[title] = measure(target, tqdm(suite.prompts, desc=title), ways, arguments.new_tokens)
+        row, numbers[title] = line(title, [measured[title]])
+        table.append(row)
+    row, numbers["mean"] = line("mean of the sets", list(measured.values()))
+    table.append(row)
+    text = (
+        f"Acceptance length τ, greedy, {arguments.new_tokens} new tokens, bf16, one prompt at a time, with 95 % "
+        "intervals over prompts (paired where two are compared). `block`: the block objective alone, for the same "
+        "number of seconds. Speedup: carryover on against plain `generate`, in the same run.\n\n"
+        + markdown_table(table)
+    )
+    results = {
+        "estimates": numbers,
+        "ways": {title: [way.as_dict() for way in each] for title, each in measured.items()},
+    }
+    print(text)
+    print(write_report("carryover_gain", results, text))
+
+
+if __name__ == "__main__":
+    main()
