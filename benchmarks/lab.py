@@ -15,10 +15,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
+from matplotlib.figure import Figure
 from tqdm.auto import trange
 from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -30,9 +30,6 @@ from hf_carryover.trainer.losses import leading_run
 from hf_carryover.trainer.masks import HIDDEN
 from hf_carryover.trainer.objectives import Carried, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
-
-matplotlib.use("agg")  # no display needed
-import matplotlib.pyplot as plt
 
 WIDTH, LAYERS, DRAFTED = 192, 4, 7
 TARGET_STEPS, TARGET_BATCH = 500, 48
@@ -220,7 +217,8 @@ def sampled_tau(target, drafter, held_out: list[Sentence], carry: bool) -> float
 
 def draw(recall: dict[str, list[float]], points: list[dict[str, Any]], correlation: float):
     """Recall by position, and the gain against re-convergence."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure = Figure(figsize=(9, 3.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for name, values in recall.items():
         left.plot(range(1, DRAFTED + 1), values, marker="o", label=f"carried rows {name}")
     left.set(xlabel="drafted position", ylabel="recall@1 after a rejection", ylim=(0, 1))

@@ -10,6 +10,7 @@ from transformers.generation import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from ..modeling import DrafterCache
+from .pairing import end_tokens
 from .proposal import Proposal
 from .settings import DraftCall
 from .stats import DraftStats
@@ -20,7 +21,7 @@ ROUNDS_BEFORE_WARNING = 32
 class CarryoverCandidateGenerator(CandidateGenerator):
     """
     Drafts for a target, with the target's hidden states at rejected positions as context for one more round
-    (arXiv 2609.14717, Algorithm 1).
+    (arXiv 2609.14717, Algorithm 1) and, while the drafter is sure, several blocks a round (arXiv 2610.07659).
 
     Args:
         target (`PreTrainedModel`): The model that verifies; its embedding and LM head are borrowed.
@@ -60,6 +61,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = {"output_hidden_states": wanted}
         self.prompt_rows = None if attention_mask is None else attention_mask[0].bool()
         self.num_drafted = drafter.config.num_drafted
+        self.ends = torch.tensor(end_tokens(generation_config), device=target.device, dtype=torch.long)
         self.masks = torch.full((1, drafter.config.block_size - 1), drafter.config.mask_token_id, device=target.device)
         self.cache = DrafterCache()
         self.stats = DraftStats()
@@ -93,7 +95,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             budget = self._budget(input_ids.shape[1], model_kwargs.get("cache"))
             if budget > 0:
                 features, committed = self._take_features(model_outputs, n_last_matches)
-                proposal = Proposal(input_ids, self.logits_processor, self.do_sample)
+                looping = self.settings.loop_threshold is not None
+                proposal = Proposal(input_ids, self.logits_processor, self.do_sample, rated=looping)
                 self.drafted = self._draft(features, committed, budget, proposal)
                 input_ids, scores = proposal.candidates(self.drafted, input_ids.shape[1])
         self.clock = time.perf_counter()
@@ -142,32 +145,67 @@ class CarryoverCandidateGenerator(CandidateGenerator):
 
     def _draft(self, features: torch.Tensor, committed: int, budget: int, proposal: Proposal) -> int:
         """
-        Draft one block behind `proposal.path`, reading `[committed | carried | block]`.
+        Draft blocks behind `proposal.path` until the gate closes; each reads `[committed | carried | looped | block]`.
 
         Returns:
             `int`: Tokens worth verifying, at most `budget`.
         """
+        start, end = self.cache.length, self.cache.length + committed
+        context_at = torch.arange(start, start + features.shape[1], device=self.device)
+        carried = context_at[None] >= end if features.shape[1] > committed else None
+        context = self.drafter.fuse(features, carried)
+        anchor_at, drafted = end, 0
+        for stages_left in reversed(range(self.settings.max_draft_stages)):
+            hidden, sure = self._draft_block(context, context_at, anchor_at, budget - drafted, proposal)
+            drafted += sure
+            self.stats.draft_stages += 1
+            if not stages_left or sure < self.num_drafted or not self._goes_on(budget - drafted, proposal):
+                break
+            # The next block reads the final states of this one where features would be, from its anchor on.
+            self.cache.length += len(context_at)
+            context_at = torch.arange(anchor_at, anchor_at + self.num_drafted, device=self.device)
+            context, anchor_at = hidden[:, : self.num_drafted], anchor_at + self.num_drafted
+        self.cache.length = end  # what is carried or looped, and the block, is overwritten in the next round
+        return drafted
+
+    def _draft_block(
+        self, context: torch.Tensor, context_at: torch.Tensor, anchor_at: int, budget: int, proposal: Proposal
+    ) -> tuple[torch.Tensor, int]:
+        """
+        Args:
+            context (`torch.Tensor` of shape `(1, rows, hidden)`): New context rows.
+            context_at (`torch.LongTensor` of shape `(rows,)`): Their positions.
+            anchor_at (`int`): Position of the anchor, the last token of `proposal.path`.
+
+        Returns:
+            Final states of the block, of shape `(1, slots, hidden)`, and how many of its tokens are worth verifying.
+        """
         drafter, device = self.drafter, self.device
-        start, end, rows = self.cache.length, self.cache.length + committed, features.shape[1]
         anchor = proposal.path[:, -1:].to(self.masks.device)
         block = torch.cat((anchor, self.masks), dim=1)
-        context_at = torch.arange(start, start + rows, device=device)
-        block_at = torch.arange(end, end + block.shape[1], device=device)
-        carried = context_at[None] >= end if rows > committed else None
+        block_at = torch.arange(anchor_at, anchor_at + block.shape[1], device=device)
         hidden = drafter(
             block_embeds=drafter.embed(block, self.embedding).to(device, self.dtype),
-            context=drafter.fuse(features, carried),
+            context=context,
             position_ids=torch.cat((context_at, block_at))[None],
             cache=self.cache,
         ).last_hidden_state
-        self.cache.length = end  # carried rows and the block are overwritten in the next round
-        self.stats.draft_stages += 1
-
         slots = min(budget, self.num_drafted)
-        hidden = hidden[:, : block.shape[1] - self.num_drafted + slots]
+        read = hidden[:, : block.shape[1] - self.num_drafted + slots]
         anchor = anchor.to(device)
-        tokens = drafter.choose(hidden, drafter.read_out(hidden, self.head), anchor, proposal.pick)
+        tokens = drafter.choose(read, drafter.read_out(read, self.head), anchor, proposal.pick)
         if (threshold := self.settings.assistant_confidence_threshold) is None:
-            return slots
-        sure = drafter.confidence(hidden, anchor, tokens)[0] >= threshold
-        return int(sure.cumprod(dim=0).sum())
+            return hidden, slots
+        sure = drafter.confidence(read, anchor, tokens)[0] >= threshold
+        return hidden, int(sure.cumprod(dim=0).sum())
+
+    def _goes_on(self, budget: int, proposal: Proposal) -> bool:
+        """
+        The gate (arXiv 2610.07659, section 3): whether another block is drafted before the target verifies. Only the
+        latest block is rated; none is started that could not pay, with less than two tokens left to draft or behind
+        an end token.
+        """
+        threshold, block = self.settings.loop_threshold, proposal.path[0, -self.num_drafted :]
+        if threshold is None or budget < 2 or torch.isin(block, self.ends).any():
+            return False
+        return torch.cat(proposal.log_probs)[-self.num_drafted :].sum().item() >= threshold

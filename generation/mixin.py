@@ -18,8 +18,8 @@ class CarryoverGenerationMixin(GenerationMixin):
     def generate(self, *args, assistant_model=None, **kwargs):
         """
         `GenerationMixin.generate`; with a drafter as `assistant_model` it also takes the [`DraftSettings`] as
-        arguments (`carryover`, `num_assistant_tokens`, `assistant_confidence_threshold`), for this call only. The
-        counts of the call are in `drafter.stats` afterwards.
+        arguments (`carryover`, `loop_threshold`, …), for this call only. The counts of the call are in `drafter.stats`
+        afterwards.
 
         Raises:
             `ValueError`: if target and drafter do not fit, or the call asks for what drafting cannot do yet.

@@ -13,15 +13,26 @@ class Proposal:
         input_ids (`torch.LongTensor` of shape `(1, length)`): Tokens decided so far, the anchor last.
         logits_processor (`LogitsProcessorList`): The target's processors.
         do_sample (`bool`): Whether tokens are sampled; otherwise they are the most likely ones.
+        rated (`bool`, *optional*, defaults to `False`): Whether to keep the log-probability of every token.
 
     Attributes:
         path (`torch.LongTensor` of shape `(1, length + picked)`): `input_ids` and the draft.
+        log_probs (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the drafter's own, at
+            temperature 1 and before the processors.
     """
 
-    def __init__(self, input_ids: torch.LongTensor, logits_processor: LogitsProcessorList, do_sample: bool):
+    def __init__(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        do_sample: bool,
+        rated: bool = False,
+    ):
         self.path = input_ids
         self.processors = logits_processor
         self.do_sample = do_sample
+        self.rated = rated
+        self.log_probs: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
 
     def pick(self, logits: torch.Tensor) -> torch.Tensor:
@@ -35,7 +46,10 @@ class Proposal:
         length, rows = self.path.shape[1], logits[0].to(self.path.device)
         for step in rows.split(1) if self.processors else [rows]:  # processors read the path, so it grows slot by slot
             self._extend(step)
-        return self.path[:, length:].to(logits.device)
+        picked = self.path[:, length:].to(logits.device)
+        if self.rated:
+            self.log_probs.append(logits[0].float().log_softmax(dim=-1).gather(-1, picked.T)[:, 0])
+        return picked
 
     def _extend(self, logits: torch.Tensor):
         scores = logits

@@ -13,12 +13,18 @@ class DraftSettings:
     """
     Attributes:
         carryover (`bool`): Whether rejected rows stay for one round (arXiv 2609.14717).
+        loop_threshold (`float`, *optional*):
+            Draft another block before the target verifies, as long as the summed log-probability of the latest one is
+            not lower (arXiv 2610.07659); `None` drafts one block a round, `-inf` always goes on.
+        max_draft_stages (`int`): Most blocks drafted in a round when looping.
         num_assistant_tokens (`int`, *optional*): Most tokens drafted in a round; `None` drafts whole blocks.
         assistant_confidence_threshold (`float`, *optional*):
             Cut the draft at the first slot whose predicted acceptance is lower; needs a confidence head.
     """
 
     carryover: bool = False
+    loop_threshold: float | None = None
+    max_draft_stages: int = 4
     num_assistant_tokens: int | None = None
     assistant_confidence_threshold: float | None = None
 
@@ -28,6 +34,13 @@ class DraftSettings:
                 f"`num_assistant_tokens` is {self.num_assistant_tokens}: write at least 1, or call `generate` without "
                 "`assistant_model` to draft nothing."
             )
+        if self.loop_threshold is not None and not self.loop_threshold <= 0:
+            raise ValueError(
+                f"`loop_threshold` is {self.loop_threshold}: write a summed log-probability, at most 0 (e.g. -0.5), "
+                "or None to draft one block a round."
+            )
+        if self.max_draft_stages < 1:
+            raise ValueError(f"`max_draft_stages` is {self.max_draft_stages}: write at least 1.")
         threshold = self.assistant_confidence_threshold
         if threshold is not None and not 0 <= threshold <= 1:
             raise ValueError(f"`assistant_confidence_threshold` is {threshold}: write a probability, from 0 to 1.")

@@ -45,6 +45,8 @@ class DrafterConfig(Qwen3Config):
             instead of the target's.
         carryover (`bool`, *optional*, defaults to `False`):
             Whether the drafter was trained with carried rows (arXiv 2609.14717) and owns a carry embedding.
+        looping (`bool`, *optional*, defaults to `False`):
+            Whether the drafter was trained to draft behind its own blocks (arXiv 2610.07659); then it does by default.
         qk_norm (`bool`, *optional*, defaults to `True`): Whether queries and keys are normalised per head.
         sliding_window_causal (`bool`, *optional*, defaults to `False`):
             Whether slots of sliding-window layers see only earlier slots of their block; full layers always see all.
@@ -72,6 +74,7 @@ class DrafterConfig(Qwen3Config):
     draft_vocab_size: int | None = None
     own_lm_head: bool = False
     carryover: bool = False
+    looping: bool = False
     qk_norm: bool = True
     sliding_window_causal: bool = False
     input_embedding_scale: float | None = None

@@ -11,6 +11,8 @@ from .configuration_drafter import DrafterConfig
 Head = Callable[[torch.Tensor], torch.Tensor]
 Pick = Callable[[torch.Tensor], torch.Tensor]
 
+LOOP_THRESHOLD = -0.5  # nats a block, which arXiv 2610.07659 found best for all but one drafter
+
 
 class CarryEmbedding(nn.Module):
     """One vector that tells carried rows from committed ones (arXiv 2609.14717, section 3); zero until trained."""
@@ -30,7 +32,8 @@ class Drafter(PreTrainedModel):
 
     Embedding and LM head are the target's: they are passed in, always called, and never in this model's `state_dict`.
     Settings of drafting live in `generation_config` and are saved and loaded with the weights: `carryover`,
-    `num_assistant_tokens` (most tokens drafted in a round) and `assistant_confidence_threshold`.
+    `loop_threshold`, `max_draft_stages`, `num_assistant_tokens` (most tokens drafted in a round) and
+    `assistant_confidence_threshold`.
     """
 
     config_class = DrafterConfig
@@ -51,6 +54,8 @@ class Drafter(PreTrainedModel):
             )
         super().__init__(config)
         self.generation_config = GenerationConfig(carryover=config.carryover)
+        if config.looping:
+            self.generation_config.loop_threshold = LOOP_THRESHOLD
         self.carry_embedding = CarryEmbedding(config.feature_size) if config.carryover else None
         if config.draft_vocab_size < config.vocab_size:
             self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
@@ -70,6 +75,11 @@ class Drafter(PreTrainedModel):
         if self.carry_embedding is None:
             self.carry_embedding = CarryEmbedding(self.config.feature_size).to(self.device, self.dtype)
         self.config.carryover = self.generation_config.carryover = True
+
+    def add_looping(self):
+        """Get a drafter ready to be trained for several blocks a round; it then loops by default."""
+        self.config.looping = True
+        self.generation_config.loop_threshold = LOOP_THRESHOLD
 
     def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
         """

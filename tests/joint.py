@@ -49,14 +49,18 @@ def sampling_target() -> PreTrainedModel:
     )
 
 
-def sampling_drafters(target: PreTrainedModel) -> dict[str, DFlashDrafter]:
+def sampling_drafters(target: PreTrainedModel, **changes) -> dict[str, DFlashDrafter]:
     """Drafters that are often right, often wrong, sequential, and unable to propose every token."""
-    body = {"num_hidden_layers": 1, "block_size": 3}
+    body = {"num_hidden_layers": 1, "block_size": 3} | changes
     drafters = {
         "mild": random_drafter(target, output_multiplier=0.5, **body),
         "sure of the wrong tokens": random_drafter(target, seed=1, output_multiplier=4.0, **body),
         "rnn head": random_drafter(
-            target, drafter_class=DSparkDrafter, markov_head_type="rnn", markov_rank=4, **(body | {"block_size": 2})
+            target,
+            drafter_class=DSparkDrafter,
+            markov_head_type="rnn",
+            markov_rank=4,
+            **(body | {"block_size": 2} | changes),
         ),
         "draft vocabulary": random_drafter(target, draft_vocab_size=5, **body),
     }
@@ -92,27 +96,32 @@ class Draws:
     Attributes:
         counts (`np.ndarray` of shape `(vocab, vocab)`): How often `generate` said each pair of tokens.
         drafted, accepted (`int`): Tokens, over all draws.
+        rounds (`int`): Verifications.
     """
 
     counts: np.ndarray = field(default_factory=lambda: np.zeros((VOCABULARY, VOCABULARY), dtype=int))
     drafted: int = 0
     accepted: int = 0
+    rounds: int = 0
 
     @property
     def acceptance(self) -> float:
         return self.accepted / self.drafted
 
 
-def draw(target: PreTrainedModel, drafter, setting: dict[str, float], count: int) -> Draws:
+def draw(target: PreTrainedModel, drafter, setting: dict[str, float], count: int, new_tokens: int = 4) -> Draws:
     """Sample `count` answers with `drafter`."""
     draws = Draws()
     settings = {"top_k": 0} | setting  # the default of 50 is a processor, too
     torch.manual_seed(0)
     for _ in range(count):
-        output = target.generate(PROMPT, do_sample=True, max_new_tokens=4, assistant_model=drafter, **settings)
+        output = target.generate(
+            PROMPT, do_sample=True, max_new_tokens=new_tokens, assistant_model=drafter, **settings
+        )
         draws.counts[tuple(output[0, PROMPT.shape[1] + 1 :][:2])] += 1
         draws.drafted += drafter.stats.drafted
         draws.accepted += drafter.stats.accepted
+        draws.rounds += drafter.stats.rounds
     return draws
 
 

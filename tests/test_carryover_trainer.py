@@ -74,7 +74,9 @@ def assert_same_weights(one: dict, other: dict, **tolerance):
         torch.testing.assert_close(one[name], other[name], **tolerance)
 
 
-@pytest.mark.parametrize("objectives", [["block"], ["carryover"], ["block", "carryover"]])
+@pytest.mark.parametrize(
+    "objectives", [["block"], ["carryover"], ["block", "carryover"], ["loop"], ["carryover", "loop"]]
+)
 def test_training_lowers_the_loss_and_leaves_the_target_alone(tmp_path, objectives):
     learner = trainer(tmp_path, objectives=objectives, max_steps=25, learning_rate=5e-3)
     before = {name: value.clone() for name, value in learner.target_model.state_dict().items()}
@@ -212,7 +214,7 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"objectives": ["blocks"]}, "`objectives` is .*'blocks'.*: name one or more of block, carryover"),
+        ({"objectives": ["blocks"]}, "`objectives` is .*'blocks'.*: name one or more of block, carryover, loop"),
         ({"objectives": []}, "`objectives` is"),
         ({"position_weights": "linear"}, "`position_weights` is 'linear': write one of exponential, d-pace, vat"),
         ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, distillation, dspark"),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hf_carryover import DSparkDrafter
-from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors
+from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors, sample_stages
 from hf_carryover.trainer.chunks import sum_of_chunks
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.losses import distillation_loss
@@ -268,9 +268,10 @@ def test_the_teacher_is_what_the_target_generates_from():
     recorded, _ = read(loss.guest, packed_documents())
     anchors = Anchors(torch.tensor([[5], [7]]), torch.ones(2, 1, dtype=torch.bool))
     alone = target(recorded.tokens[1:, :10]).logits[0, 7:].softmax(dim=-1)[:, 10:50]
-    torch.testing.assert_close(loss._probabilities(recorded, anchors)[1], alone, atol=1e-5, rtol=1e-5)
+    final = anchors.take(recorded.final, torch.arange(drafter.config.num_drafted)).flatten(0, 1)
+    torch.testing.assert_close(loss._probabilities(final)[1], alone, atol=1e-5, rtol=1e-5)
     renormalised = alone / alone.sum(dim=-1, keepdim=True)
-    torch.testing.assert_close(loss._renormalised(recorded, anchors)[1], renormalised, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(loss._renormalised(final)[1], renormalised, atol=1e-5, rtol=1e-5)
 
 
 def test_distillation_is_halfway_between_the_recorded_token_and_the_target():
@@ -294,3 +295,91 @@ def test_nothing_is_computed_twice_in_chunks():
     assert total.item() == 63
     assert weight.grad.item() == 42
     assert shared.grad.tolist() == [12, 24, 48]
+
+
+@pytest.mark.parametrize("anchor_predicts", [False, True])
+@pytest.mark.parametrize("window", [None, 5])
+def test_a_block_behind_a_block_in_training_is_that_of_generation(anchor_predicts, window):
+    target = tiny_target("qwen3")
+    sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
+    drafter = random_drafter(target, anchor_predicts=anchor_predicts, **sliding)
+    loss, count = draft_loss(target, drafter), drafter.config.num_drafted
+    recorded, _ = read(loss.guest, packed_documents())
+    row, branch, anchor = 1, 1, 9
+    anchors = Anchors(torch.tensor([[5, 14], [3, anchor]]), torch.ones(2, 2, dtype=torch.bool))
+    context = drafter.fuse(recorded.features)
+    looped, trained = None, []
+    for _ in range(3):
+        hidden = loss.hidden(recorded, context, anchors, None, looped)
+        trained.append(hidden.view(2, 2, 4, -1)[row, branch])
+        states = hidden[:, :count].view(2, 2, count, -1)
+        looped = states if looped is None else torch.cat((looped, states), dim=2)
+
+    rows, position = drafter.fuse(recorded.features[row : row + 1, :anchor]), torch.arange(anchor)
+    for stage, states in enumerate(trained):
+        start = anchor + stage * count
+        block = torch.tensor([[int(recorded.tokens[row, start]), *[drafter.config.mask_token_id] * 3]])
+        generated = drafter(
+            block_embeds=drafter.embed(block, target.get_input_embeddings()),
+            context=rows,
+            position_ids=torch.cat((position, torch.arange(start, start + 4)))[None],
+        ).last_hidden_state
+        torch.testing.assert_close(states, generated[0], atol=1e-5, rtol=1e-5)
+        rows = torch.cat((rows, generated[:, :count]), dim=1)
+        position = torch.cat((position, torch.arange(start, start + count)))
+
+
+def test_half_of_a_looped_loss_is_the_first_blocks_and_half_the_last_ones():
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss, count = draft_loss(target, drafter), drafter.config.num_drafted
+    recorded, _ = read(loss.guest, packed_documents())
+    anchors = Anchors(torch.tensor([[4, 18], [6, 9]]), torch.ones(2, 2, dtype=torch.bool))
+    context = drafter.fuse(recorded.features)
+    first = loss.hidden(recorded, context, anchors, None)
+    states = first[:, :count].view(2, 2, count, -1)
+    second = loss.hidden(recorded, context, anchors, None, states)
+    expected = 0.0
+    for hidden, start in ((first, 0), (second, count)):
+        for row, branch in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            anchor = int(anchors.index[row, branch])
+            logits = loss.logits(
+                hidden.view(2, 2, -1, 32)[row, branch][None], torch.zeros(1, count, dtype=torch.long)
+            )[0]
+            for slot in range(count):
+                place = anchor + start + slot + 1
+                between = slice(anchor + 1, place + 1)
+                inside = place < recorded.tokens.shape[1] and bool(
+                    (recorded.document[row, between] == recorded.document[row, anchor]).all()
+                    and recorded.loss_mask[row, between].all()
+                )
+                if inside:
+                    nats = -logits[slot].log_softmax(dim=-1)[recorded.tokens[row, place]]
+                    expected += 0.5 * nats * torch.exp(torch.tensor(-slot / 4.0))
+    looped, tally = loss(recorded, anchors, stages=torch.full((2, 2), 2))
+    torch.testing.assert_close(looped, expected, atol=1e-5, rtol=1e-5)
+    assert 0 < tally.blocks < 4  # some second blocks leave their document
+
+
+def test_gradients_go_through_looped_states_unless_told_otherwise():
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter, anchors_per_chunk=1)
+    recorded, _ = read(loss.guest, packed_documents())
+    anchors = Anchors(torch.tensor([[4, 5], [6, 9]]), torch.ones(2, 2, dtype=torch.bool))
+    gradients = {}
+    for through in (True, False):
+        loss.through_looped = through
+        drafter.zero_grad()
+        loss(recorded, anchors, stages=torch.tensor([[2, 3], [4, 2]]))[0].backward()
+        gradients[through] = drafter.layers[0].mlp.up_proj.weight.grad.clone()
+    assert (gradients[True] - gradients[False]).abs().max() > 1e-6
+
+
+def test_stages_are_drawn_for_each_sequence_alone():
+    anchors = Anchors(torch.zeros(2, 400, dtype=torch.long), torch.ones(2, 400, dtype=torch.bool))
+    stages = sample_stages(anchors, 3, seeds=[5, 6])
+    assert sample_stages(anchors[1:], 3, seeds=[6])[0].equal(stages[1])
+    assert not stages[0].equal(stages[1])
+    assert stages.unique().tolist() == [2, 3, 4]
+    assert all(count > 200 for count in stages.unique(return_counts=True)[1].tolist())

@@ -2,11 +2,7 @@
 
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")  # a file, not a window
-
-from matplotlib import pyplot
+from matplotlib.figure import Figure  # not pyplot, which would ask for a display or take a notebook's plots away
 from transformers import TrainerCallback
 
 
@@ -18,14 +14,14 @@ def plot_acceptance(shares: dict[str, list[float]], path: str | Path):
         shares (`dict[str, list[float]]`): By name of a curve, one share a position.
         path (`str` or `Path`): PNG to write.
     """
-    figure, axes = pyplot.subplots(figsize=(5, 3.2), layout="constrained")
+    figure = Figure(figsize=(5, 3.2), layout="constrained")
+    axes = figure.subplots()
     for name, values in shares.items():
         axes.plot(range(1, len(values) + 1), values, marker="o", label=name)
     axes.set(xlabel="drafted position", ylabel="share of blocks accepted so far", ylim=(0, 1))
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120)
-    pyplot.close(figure)
 
 
 class AcceptancePlot(TrainerCallback):

@@ -148,3 +148,18 @@ class Labels:
         same = anchors.take(recorded.document, ahead) == anchors.take(recorded.document)
         usable = anchors.take(recorded.loss_mask, ahead) & inside & same & anchors.valid.unsqueeze(-1)
         return cls(anchors.take(recorded.tokens, ahead), usable.long().cumprod(dim=-1).bool())
+
+
+def sample_stages(anchors: Anchors, extra: int, seeds: list[int]) -> torch.Tensor:
+    """
+    How many blocks to draft behind each other from each anchor: 1 + U{1..extra} (arXiv 2610.07659, section 4).
+
+    Args:
+        seeds (`list[int]`): One a sequence, as for [`sample_anchors`].
+
+    Returns:
+        `torch.LongTensor` of the anchors' shape.
+    """
+    count = anchors.index.shape[1]
+    draws = [torch.randint(2, extra + 2, (count,), generator=torch.Generator().manual_seed(seed)) for seed in seeds]
+    return torch.stack(draws).to(anchors.index.device)

@@ -6,7 +6,7 @@ from transformers import TrainingArguments
 
 from .losses import POSITION_WEIGHTS
 
-OBJECTIVES = ("block", "carryover")
+OBJECTIVES = ("block", "carryover", "loop")
 LOSS_TYPES = ("cross-entropy", "distillation", "dspark")
 VERIFIERS = ("recorded", "target")
 
@@ -18,7 +18,8 @@ class CarryoverTrainingArguments(TrainingArguments):
 
     Args:
         objectives (`list[str]`, *optional*, defaults to `["block"]`):
-            `"block"` drafts from recorded anchors; `"carryover"` drafts, verifies and drafts again with carried rows.
+            `"block"` drafts from recorded anchors; `"carryover"` drafts, verifies and drafts again with carried rows;
+            `"loop"` drafts more blocks behind each of those, or behind those of `"block"` if it stands alone.
         num_anchors (`int`, *optional*, defaults to 512): Most blocks drafted from one packed sequence.
         anchors_per_chunk (`int`, *optional*, defaults to 128):
             Blocks in memory at a time: each chunk's gradient is taken before the next chunk begins. 32 is fast on a
@@ -32,6 +33,10 @@ class CarryoverTrainingArguments(TrainingArguments):
         verify_against (`str`, *optional*, defaults to `"recorded"`):
             What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own
             choice.
+        loop_stages (`int`, *optional*, defaults to 3):
+            Most blocks that `"loop"` drafts behind the first one, over the recorded tokens.
+        loop_gradient (`bool`, *optional*, defaults to `True`):
+            Whether gradients go through the states of a block that the blocks behind it read.
 
     > Parameters that control the data
 
@@ -56,6 +61,8 @@ class CarryoverTrainingArguments(TrainingArguments):
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
     loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy, distillation or dspark."})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
+    loop_stages: int = field(default=3, metadata={"help": "Most blocks drafted behind the first one."})
+    loop_gradient: bool = field(default=True, metadata={"help": "Let gradients through the looped states."})
     max_length: int = field(default=2048, metadata={"help": "Tokens of a packed sequence."})
     cached_features: str | None = field(default=None, metadata={"help": "Folder to keep the target's features in."})
     eval_generate_prompts: int = field(default=8, metadata={"help": "Held-out prompts for real `generate`."})
@@ -74,7 +81,7 @@ class CarryoverTrainingArguments(TrainingArguments):
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"`{name}` is {getattr(self, name)!r}: write one of {', '.join(allowed)}.")
-        for name in ("num_anchors", "anchors_per_chunk", "max_length"):
+        for name in ("num_anchors", "anchors_per_chunk", "loop_stages", "max_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"`{name}` is {getattr(self, name)}: write at least 1.")
         if self.cached_features is not None and "carryover" in self.objectives:

@@ -11,7 +11,7 @@ from transformers.utils import logging
 
 from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check_target, disable, enable
 from .acceptance_plot import AcceptancePlot
-from .batch import Anchors, Recorded, sample_anchors
+from .batch import Anchors, Recorded, sample_anchors, sample_stages
 from .carryover_config import CarryoverTrainingArguments
 from .feature_cache import FeatureCache
 from .guest import GuestTarget
@@ -61,6 +61,8 @@ class CarryoverTrainer(Trainer):
         check_target(target_model)
         check_pair(target_model, model)
         self.target_model = target_model.requires_grad_(False)
+        if "loop" in args.objectives:
+            model.add_looping()
         if peft_config is not None:
             from peft import get_peft_model
 
@@ -91,6 +93,7 @@ class CarryoverTrainer(Trainer):
             anchors_per_chunk=args.anchors_per_chunk,
             loss_type=args.loss_type,
             guest=self.guest,
+            through_looped=args.loop_gradient,
         )
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
@@ -121,13 +124,16 @@ class CarryoverTrainer(Trainer):
             recorded, cache = self.features.read(inputs), None
         anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
         weights = exponential_weights(self.draft_loss.drafter.config.num_drafted, self.args.loss_decay).sum().item()
+        looping = "loop" in self.args.objectives
+        starts = [name for name in self.args.objectives if name != "loop"] or ["block"]
         losses = []
-        for objective in self.args.objectives:
+        for start in starts:
             carried = None
-            if objective == "carryover":
+            if start == "carryover":
                 anchors, carried = self._after_rejection(recorded, cache, anchors)
-            blocks = anchors.valid.sum(dim=1).clamp(min=1) * weights * len(self.args.objectives)
-            losses.append(self.draft_loss(recorded, anchors, carried, share / blocks)[0])
+            stages = sample_stages(anchors, self.args.loop_stages, seeds) if looping else None
+            blocks = anchors.valid.sum(dim=1).clamp(min=1) * weights * len(starts)
+            losses.append(self.draft_loss(recorded, anchors, carried, share / blocks, stages)[0])
         return torch.stack(losses).sum()
 
     def training_step(self, model, inputs, num_items_in_batch=None):
@@ -157,7 +163,8 @@ class CarryoverTrainer(Trainer):
             `dict[str, float]` with, each behind `metric_key_prefix`: `tau`, `cross_entropy` and `accepted_at_<slot>`
             (the share of blocks accepted up to a slot) at recorded anchors; with a carryover drafter
             `tau_after_rejection` and
-            `tau_after_rejection_no_carry` where a second round starts; `generate_tau` and `generate_tau_no_carry`.
+            `tau_after_rejection_no_carry` where a second round starts; with the objective `"loop"` `tau_second_block`,
+            of the block behind the first one; `generate_tau`, `generate_tau_no_carry` and `generate_tau_looped`.
         """
         started = time.perf_counter()
         dataset = self.eval_dataset
@@ -191,6 +198,9 @@ class CarryoverTrainer(Trainer):
                 recorded, cache = self._read(inputs, keep_cache=carryover)
                 anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds=None)
                 counted = {"tau": self.draft_loss(recorded, anchors)[1]}
+                if "loop" in self.args.objectives:
+                    second = torch.full_like(anchors.index, 2)
+                    counted["tau_second_block"] = self.draft_loss(recorded, anchors, stages=second)[1]
                 if carryover:
                     shifted, carried = self._after_rejection(recorded, cache, anchors)
                     rejected = (carried.rows.branch != HIDDEN).view(*shifted.valid.shape, -1).any(dim=-1)
@@ -210,17 +220,22 @@ class CarryoverTrainer(Trainer):
         training, enabled = drafter.training, isinstance(target, CarryoverGenerationMixin)
         drafter.eval()
         enable(target)
-        settings = {"generate_tau": True, "generate_tau_no_carry": False} if drafter.config.carryover else {}
-        totals = {name: DraftStats() for name in settings or ["generate_tau"]}
+        carryover, once = drafter.config.carryover, {"loop_threshold": None}
+        settings = {"generate_tau": once | {"carryover": carryover}}
+        if carryover:
+            settings["generate_tau_no_carry"] = once | {"carryover": False}
+        if drafter.config.looping:
+            settings["generate_tau_looped"] = {"carryover": carryover}
+        totals = {name: DraftStats() for name in settings}
         for prompt in tqdm(prompts, desc="generate", leave=False, disable=None):
             for name, total in totals.items():
                 target.generate(
                     torch.tensor([prompt], device=target.device),
                     attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=target.device),
                     assistant_model=drafter,
-                    carryover=settings.get(name, False),
                     max_new_tokens=self.args.eval_generate_tokens,
                     do_sample=False,
+                    **settings[name],
                 )
                 total.rounds += drafter.stats.rounds
                 total.committed += drafter.stats.committed

@@ -101,6 +101,7 @@ class DraftLoss:
         anchors_per_chunk (`int`): Blocks in memory at a time; see [`sum_of_chunks`].
         loss_type (`str`): `"cross-entropy"`, `"distillation"` or `"dspark"`.
         guest ([`GuestTarget`]): The target, whose distribution the last two learn.
+        through_looped (`bool`): Whether gradients go through the states that later blocks read.
     """
 
     drafter: Any
@@ -112,6 +113,7 @@ class DraftLoss:
     anchors_per_chunk: int
     loss_type: str
     guest: GuestTarget
+    through_looped: bool = True
 
     def __post_init__(self):
         self.draft_ids = None  # index of every token in the draft vocabulary, -1 outside of it
@@ -121,19 +123,35 @@ class DraftLoss:
             self.draft_ids[d2t] = torch.arange(len(d2t), device=d2t.device)
 
     def hidden(
-        self, recorded: Recorded, context: torch.Tensor, anchors: Anchors, carried: Carried | None
+        self,
+        recorded: Recorded,
+        context: torch.Tensor,
+        anchors: Anchors,
+        carried: Carried | None,
+        looped: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Final states of all blocks, of shape `(batch * anchors, slots, hidden)`."""
+        """
+        Args:
+            looped (`torch.Tensor` of shape `(batch, anchors, rows, hidden)`, *optional*): Final states of the blocks
+                before this one, which starts `rows` behind the anchor and reads them.
+
+        Returns:
+            `torch.Tensor` of shape `(batch * anchors, slots, hidden)`: final states of all blocks.
+        """
         config = self.drafter.config
         batch, count = anchors.index.shape
+        first = 0 if looped is None else looped.shape[2]
         block = torch.full((batch, count, config.block_size), config.mask_token_id, device=anchors.index.device)
-        block[..., 0] = anchors.take(recorded.tokens).squeeze(-1)
+        block[..., 0] = anchors.take(recorded.tokens, first).squeeze(-1)
         embeds = self.drafter.embed(block.flatten(1), self.embedding).to(context.dtype)
-        queries, context_rows = anchors.rows(recorded, config.block_size), [recorded.rows()]
+        queries, context_rows = anchors.rows(recorded, config.block_size, first), [recorded.rows()]
         if carried is not None:
             marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
             context = torch.cat((context, self.drafter.fuse(carried.features.flatten(1, 2), marks)), dim=1)
             context_rows.append(carried.rows)
+        if looped is not None:
+            context = torch.cat((context, looped.flatten(1, 2)), dim=1)
+            context_rows.append(anchors.rows(recorded, first))
         keys = Rows.concatenate(*context_rows, queries)
         output = self.forward(
             block_embeds=embeds,
@@ -153,56 +171,103 @@ class DraftLoss:
         """
         return self.drafter.teacher_forced(hidden, self.drafter.read_out(hidden, self.head), previous)
 
-    def _chunk(self, recorded, context, anchors, carried) -> tuple[torch.Tensor, Tally]:
-        """The weighted loss of each block, of shape `(batch, anchors)`."""
-        labels = Labels.of(recorded, anchors, self.drafter.config.num_drafted)
-        tokens, supervised = labels.tokens.flatten(0, 1), labels.supervised.flatten(0, 1)
-        previous = torch.cat((anchors.take(recorded.tokens).flatten(0, 1), tokens[:, :-1]), dim=1)
+    def _chunk(self, recorded, context, anchors, carried, stages) -> tuple[torch.Tensor, Tally]:
+        """The weighted loss of each block, of shape `(batch, anchors)`, and the tally of the last stage."""
         hidden = self.hidden(recorded, context, anchors, carried)
+        loss, tally = self._read(recorded, anchors, hidden)
+        if stages is None:
+            return loss.view(anchors.index.shape), tally
+        count, last = self.drafter.config.num_drafted, int(stages.max())
+        later, looped, tallies = torch.zeros_like(loss), None, []
+        for stage in range(2, last + 1):
+            states = hidden[:, :count].view(*anchors.index.shape, count, -1)
+            states = states if self.through_looped else states.detach()
+            looped = states if looped is None else torch.cat((looped, states), dim=2)
+            hidden = self.hidden(recorded, context, anchors, carried, looped)
+            chosen = (stages == stage).flatten().nonzero().squeeze(1)
+            stage_loss, tally = self._read(recorded, anchors, hidden, looped.shape[2], chosen)
+            later = later.index_add(0, chosen, stage_loss)
+            tallies.append(tally)
+        return 0.5 * (loss + later).view(anchors.index.shape), reduce(Tally.__add__, tallies)
+
+    def _read(
+        self,
+        recorded: Recorded,
+        anchors: Anchors,
+        hidden: torch.Tensor,
+        first: int = 0,
+        chosen: torch.Tensor | slice = slice(None),
+    ) -> tuple[torch.Tensor, Tally]:
+        """
+        Args:
+            hidden (`torch.Tensor` of shape `(batch * anchors, slots, hidden)`): Final states of the blocks.
+            first (`int`): How far behind the anchors the blocks start.
+            chosen (`torch.LongTensor`, *optional*): Blocks to read; all by default.
+
+        Returns:
+            `torch.Tensor` of shape `(blocks,)`, the weighted loss of each, and a [`Tally`].
+        """
+        count, hidden = self.drafter.config.num_drafted, hidden[chosen]
+        labels = Labels.of(recorded, anchors, first + count)
+        tokens, supervised = (each[..., first:].flatten(0, 1)[chosen] for each in (labels.tokens, labels.supervised))
+        start = anchors.take(recorded.tokens, first).flatten(0, 1)[chosen]
+        previous = torch.cat((start, tokens[:, :-1]), dim=1)
         log_probs = self.logits(hidden, previous).float().log_softmax(dim=-1)
         ids = tokens if self.draft_ids is None else self.draft_ids[tokens]
         known = supervised & (ids >= 0)
         cross_entropy = -log_probs.gather(-1, ids.clamp(min=0).unsqueeze(-1)).squeeze(-1) * known
         hit = (log_probs.argmax(dim=-1) == ids) & known
-        weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay) * known
-        loss = cross_entropy
-        if self.loss_type != "cross-entropy":
-            weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
-        if self.loss_type == "distillation":
-            loss = distillation_loss(log_probs, self._renormalised(recorded, anchors), cross_entropy)
-        elif self.loss_type == "dspark":
-            confidence = self.drafter.confidence(hidden, previous[:, :1], tokens)
-            loss = dspark_loss(log_probs, self._probabilities(recorded, anchors), cross_entropy, confidence)
-        return (weights * loss).sum(dim=-1).view(anchors.index.shape), Tally.of(hit, supervised, cross_entropy)
+        weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
+        if self.loss_type == "cross-entropy":
+            loss = cross_entropy
+        else:
+            ahead = first + torch.arange(count, device=anchors.index.device)
+            final = anchors.take(recorded.final, ahead).flatten(0, 1)[chosen]
+            if self.loss_type == "distillation":
+                loss = distillation_loss(log_probs, self._renormalised(final), cross_entropy)
+            else:
+                confidence = self.drafter.confidence(hidden, start, tokens)
+                loss = dspark_loss(log_probs, self._probabilities(final), cross_entropy, confidence)
+        return (weights * loss).sum(dim=-1), Tally.of(hit, supervised, cross_entropy)
 
-    def _states(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
-        """The target's states that predict the drafted positions, of shape `(blocks, num_drafted, target_hidden)`."""
-        ahead = torch.arange(self.drafter.config.num_drafted, device=anchors.index.device)
-        return anchors.take(recorded.final, ahead).flatten(0, 1)
+    def _probabilities(self, final: torch.Tensor) -> torch.Tensor:
+        """
+        Args:
+            final (`torch.Tensor` of shape `(blocks, num_drafted, target_hidden)`): The target's last states that
+                predict the drafted positions.
 
-    def _probabilities(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
-        """The target's probabilities of the draft vocabulary, of shape `(blocks, num_drafted, draft_vocab)`."""
-        probabilities = self.guest.logits(self._states(recorded, anchors)).softmax(dim=-1)
+        Returns:
+            `torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`: its probabilities of the draft vocabulary.
+        """
+        probabilities = self.guest.logits(final).softmax(dim=-1)
         return probabilities if self.draft_ids is None else probabilities[..., self.drafter.d2t]
 
-    def _renormalised(self, recorded: Recorded, anchors: Anchors) -> torch.Tensor:
+    def _renormalised(self, final: torch.Tensor) -> torch.Tensor:
         """The same as if there were no other tokens, which spares their logits."""
         if self.drafter.lm_head is None:
-            return self.guest.logits(self._states(recorded, anchors), self.head).softmax(dim=-1)
-        probabilities = self._probabilities(recorded, anchors)
+            return self.guest.logits(final, self.head).softmax(dim=-1)
+        probabilities = self._probabilities(final)
         return probabilities / probabilities.sum(dim=-1, keepdim=True)
 
     def __call__(
-        self, recorded: Recorded, anchors: Anchors, carried: Carried | None = None, share: torch.Tensor | None = None
+        self,
+        recorded: Recorded,
+        anchors: Anchors,
+        carried: Carried | None = None,
+        share: torch.Tensor | None = None,
+        stages: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Tally]:
         """
         Args:
             recorded ([`Recorded`]), anchors ([`Anchors`]).
             carried ([`Carried`], *optional*): Extra context of each block.
             share (`torch.Tensor` of shape `(batch,)`, *optional*): What a block of each sequence counts; 1 by default.
+            stages (`torch.LongTensor` of shape `(batch, anchors)`, *optional*):
+                Draft so many blocks behind each other, two or more, over the recorded tokens; half of the loss is the
+                first block's and half the last one's (arXiv 2610.07659, section 4).
 
         Returns:
-            `torch.Tensor`, the sum of the blocks' weighted losses, and a [`Tally`].
+            `torch.Tensor`, the sum of the blocks' weighted losses, and a [`Tally`] of each anchor's last block.
         """
         context = self.drafter.fuse(recorded.features.to(self.drafter.dtype))
         starts = range(0, anchors.index.shape[1], self.anchors_per_chunk)
@@ -211,7 +276,8 @@ class DraftLoss:
         def chunk(number: int, context: torch.Tensor) -> torch.Tensor:
             part = slice(starts[number], starts[number] + self.anchors_per_chunk)
             branches = None if carried is None else carried.part(part.start, part.stop)
-            losses, tally = self._chunk(recorded, context, anchors[:, part], branches)
+            unrolled = None if stages is None else stages[:, part]
+            losses, tally = self._chunk(recorded, context, anchors[:, part], branches, unrolled)
             tallies.append(tally)
             return losses.sum() if share is None else (losses.sum(dim=1) * share).sum()
 

@@ -75,6 +75,8 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
     dtype = torch.bfloat16 if training.bf16 else torch.float32
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=dtype)
     rows = {split: load_rows(arguments.data, tokenizer, split=split) for split in ("train", "held_out")}
+    if not len(rows["held_out"]):
+        raise ValueError(f"`data` {arguments.data} holds no held-out prompt, which one in 32 is: take more rows.")
     if arguments.texts:
         texts = recorded_text([Path(file) for file in arguments.texts], tokenizer, training.max_length)
         rows["train"] = concatenate_datasets([rows["train"], texts])
