@@ -185,7 +185,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         block = torch.cat((anchor, self.masks), dim=1)
         block_at = torch.arange(anchor_at, anchor_at + block.shape[1], device=device)
         hidden = drafter(
-            block_embeds=drafter.embed(block, self.embedding).to(device, self.dtype),
+            block_embeds=self._embed(block),
             context=context,
             position_ids=torch.cat((context_at, block_at))[None],
             cache=self.cache,
@@ -193,11 +193,16 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         slots = min(budget, self.num_drafted)
         read = hidden[:, : block.shape[1] - self.num_drafted + slots]
         anchor = anchor.to(device)
-        tokens = drafter.choose(read, drafter.read_out(read, self.head), anchor, proposal.pick)
+        tokens = drafter.choose(read, drafter.read_out(read, self.head), anchor, proposal.pick, self._embed)
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return hidden, slots
         sure = drafter.confidence(read, anchor, tokens)[0] >= threshold
         return hidden, int(sure.cumprod(dim=0).sum())
+
+    def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """`(1, n)` tokens to their embeddings `(1, n, hidden)`; the target's embedding may be on another device."""
+        rows = self.drafter.embed(tokens.to(self.masks.device), self.embedding)
+        return rows.to(self.device, self.dtype)
 
     def _goes_on(self, budget: int, proposal: Proposal) -> bool:
         """

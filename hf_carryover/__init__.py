@@ -7,7 +7,14 @@ Importing this package registers its drafters with `AutoConfig` and `AutoModel`.
 from .auto import AutoDrafter
 from .generation import DraftStats, disable, enable
 from .lossless import Difference, first_difference
-from .modeling import DFlashDrafter, DFlashDrafterConfig, DSparkDrafter, DSparkDrafterConfig
+from .modeling import (
+    DFlashDrafter,
+    DFlashDrafterConfig,
+    DominoDrafter,
+    DominoDrafterConfig,
+    DSparkDrafter,
+    DSparkDrafterConfig,
+)
 
 __all__ = [
     "AutoDrafter",
@@ -18,6 +25,8 @@ __all__ = [
     "DSparkDrafter",
     "DSparkDrafterConfig",
     "Difference",
+    "DominoDrafter",
+    "DominoDrafterConfig",
     "DraftStats",
     "disable",
     "enable",

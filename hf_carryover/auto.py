@@ -6,9 +6,9 @@ from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
 from .formats import RENAMED_WEIGHTS, translate
-from .modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
+from .modeling import DFlashDrafterConfig, DominoDrafterConfig, Drafter, DSparkDrafterConfig
 
-OUR_MODEL_TYPES = {config.model_type for config in (DFlashDrafterConfig, DSparkDrafterConfig)}
+OUR_MODEL_TYPES = {config.model_type for config in (DFlashDrafterConfig, DSparkDrafterConfig, DominoDrafterConfig)}
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 
@@ -18,7 +18,8 @@ class AutoDrafter:
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, **kwargs) -> Drafter:
         """
-        Load a drafter of this package, or a z-lab DFlash, DeepSpec, SpecForge DSpark or speculators checkpoint.
+        Load a drafter of this package, or a z-lab DFlash, Domino, DeepSpec, SpecForge DSpark or speculators
+        checkpoint.
 
         Args:
             pretrained_model_name_or_path (`str` or `os.PathLike`): Folder or Hub repository.

@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from .modeling import DFlashDrafter, DrafterConfig, DSparkDrafter, default_target_layer_ids
+from .modeling import DFlashDrafter, DominoDrafter, DrafterConfig, DSparkDrafter, default_target_layer_ids
 
 # Configuration keys of a Qwen3 body, which all of these formats share with us.
 BODY_KEYS = (
@@ -37,7 +37,7 @@ RENAMED_WEIGHTS = {r"^logit_head\.": "", r"^carry_embedding$": "carry_embedding.
 # Variants of the z-lab layout, by the key of `dflash_config` that asks for them.
 ZLAB_VARIANTS = {"causal_head": "JetSpec", "use_swa": "ModelOpt sliding-window DFlash"}
 
-KNOWN = "z-lab DFlash, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
+KNOWN = "z-lab DFlash, Domino, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
 
 
 Translation = tuple[type[DFlashDrafter], DrafterConfig]
@@ -78,6 +78,8 @@ def _read(config: dict[str, Any], where: str) -> Translation:
         name, *_ = [*variants, nested.get("projector_type", "dflash")]
         if name == "dflash":
             return _from_zlab({**config, **nested})
+        if name == "domino":
+            return _from_domino({**config, **nested})
     raise ValueError(
         f"{where!r} is a {f'speculators {kind}' if kind else name} checkpoint, which this package cannot run: it "
         f"loads its own drafters and {KNOWN}."
@@ -114,6 +116,18 @@ def _from_zlab(config: dict[str, Any]) -> Translation:
         **_tied_to_target(config),
         **{"input_embedding_scale": 1.0, **read_out},
         anchor_predicts=False,
+        sliding_window_causal=config.get("is_causal", True),
+    )
+
+
+def _from_domino(config: dict[str, Any]) -> Translation:
+    return DominoDrafter, DominoDrafter.config_class(
+        **_body(config),
+        **_tied_to_target(config),
+        anchor_predicts=bool(config.get("shift_label")),
+        gru_hidden_size=config["gru_hidden_dim"],
+        correction_rank=config["emb_dim"],
+        pure_draft_prefix=config.get("pure_draft_prefix_len", 1),
         sliding_window_causal=config.get("is_causal", True),
     )
 

@@ -4,13 +4,15 @@ from transformers import AutoConfig, AutoModel
 
 from .cache_drafter import DrafterCache
 from .configuration_dflash import DFlashDrafterConfig
+from .configuration_domino import DominoDrafterConfig
 from .configuration_drafter import DrafterConfig, default_target_layer_ids
 from .configuration_dspark import DSparkDrafterConfig
 from .modeling_dflash import DFlashDrafter
+from .modeling_domino import DominoDrafter
 from .modeling_drafter import Drafter
 from .modeling_dspark import DSparkDrafter
 
-for drafter in (DFlashDrafter, DSparkDrafter):
+for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter):
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
     AutoModel.register(drafter.config_class, drafter, exist_ok=True)
     # Saving a drafter also copies these files beside its weights, for `trust_remote_code=True` without this package.
@@ -22,6 +24,8 @@ __all__ = [
     "DFlashDrafterConfig",
     "DSparkDrafter",
     "DSparkDrafterConfig",
+    "DominoDrafter",
+    "DominoDrafterConfig",
     "Drafter",
     "DrafterCache",
     "DrafterConfig",

@@ -10,6 +10,7 @@ from .configuration_drafter import DrafterConfig
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Pick = Callable[[torch.Tensor], torch.Tensor]
+Embed = Callable[[torch.Tensor], torch.Tensor]
 
 LOOP_THRESHOLD = -0.5  # nats a block, which arXiv 2610.07659 found best for all but one drafter
 
@@ -173,7 +174,9 @@ class Drafter(PreTrainedModel):
         """The slots of a block that predict: `(batch, slots, hidden)` to `(batch, num_drafted, hidden)`."""
         return hidden if self.config.anchor_predicts else hidden[:, 1:]
 
-    def choose(self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, pick: Pick) -> torch.Tensor:
+    def choose(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, pick: Pick, embed: Embed
+    ) -> torch.Tensor:
         """
         Turn logits into draft tokens, left to right where one slot depends on the token before it.
 
@@ -184,13 +187,16 @@ class Drafter(PreTrainedModel):
             pick (`Callable`):
                 Draws tokens `(batch, n)` for the next n slots from their final logits `(batch, n, vocab)` and
                 remembers the distribution that they came from, so that verification uses exactly that one.
+            embed (`Callable`): From tokens `(batch, n)` to their embeddings `(batch, n, hidden)`, as a block has them.
 
         Returns:
             `torch.LongTensor` of shape `(batch, num_drafted)`.
         """
         return pick(self.over_target_vocabulary(logits))
 
-    def teacher_forced(self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+    def teacher_forced(
+        self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor, embed: Embed
+    ) -> torch.Tensor:
         """
         The final logits of `choose`, all slots at once, given the tokens before them; what training needs.
 
@@ -198,6 +204,7 @@ class Drafter(PreTrainedModel):
             hidden (`torch.Tensor` of shape `(batch, slots, hidden)`): Final states of the block.
             logits (`torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`): From `read_out`.
             previous (`torch.LongTensor` of shape `(batch, num_drafted)`): The token before each predicted one.
+            embed (`Callable`): As for `choose`.
 
         Returns:
             `torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`.

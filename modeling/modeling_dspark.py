@@ -5,7 +5,7 @@ from torch import nn
 
 from .configuration_dspark import DSparkDrafterConfig
 from .modeling_dflash import DFlashDrafter
-from .modeling_drafter import Pick
+from .modeling_drafter import Embed, Pick
 
 
 class MarkovHead(nn.Module):
@@ -74,9 +74,11 @@ class DSparkDrafter(DFlashDrafter):
         self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
         self.post_init()
 
-    def choose(self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, pick: Pick) -> torch.Tensor:
+    def choose(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, pick: Pick, embed: Embed
+    ) -> torch.Tensor:
         if self.markov_head is None:
-            return super().choose(hidden, logits, anchor, pick)
+            return super().choose(hidden, logits, anchor, pick, embed)
         hidden = self.predicting(hidden)
         tokens, state = [anchor], None
         for slot in range(logits.shape[1]):
@@ -85,7 +87,9 @@ class DSparkDrafter(DFlashDrafter):
             tokens.append(pick(self.over_target_vocabulary(logits[:, here] + bias)))
         return torch.cat(tokens[1:], dim=1)
 
-    def teacher_forced(self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+    def teacher_forced(
+        self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor, embed: Embed
+    ) -> torch.Tensor:
         if self.markov_head is None:
             return logits
         hidden, biases, state = self.predicting(hidden), [], None

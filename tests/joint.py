@@ -15,7 +15,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from hf_carryover import DFlashDrafter, DSparkDrafter
+from hf_carryover import DFlashDrafter, DominoDrafter, DSparkDrafter
 from tests.tiny import random_drafter, tiny_target
 
 VOCABULARY = 8
@@ -62,8 +62,12 @@ def sampling_drafters(target: PreTrainedModel, **changes) -> dict[str, DFlashDra
             markov_rank=4,
             **(body | {"block_size": 2} | changes),
         ),
+        "domino": random_drafter(
+            target, drafter_class=DominoDrafter, gru_hidden_size=8, correction_rank=4, pure_draft_prefix=0, **body
+        ),
         "draft vocabulary": random_drafter(target, draft_vocab_size=5, **body),
     }
+    torch.nn.init.normal_(drafters["domino"].embed_proj[2].weight)
     drafters["draft vocabulary"].d2t.copy_(torch.tensor([0, 2, 3, 6, 7]))
     return drafters
 

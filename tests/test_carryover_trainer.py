@@ -12,7 +12,7 @@ import transformers
 from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 
-from hf_carryover import AutoDrafter, CarryoverTrainer, CarryoverTrainingArguments, DSparkDrafter
+from hf_carryover import AutoDrafter, CarryoverTrainer, CarryoverTrainingArguments, DominoDrafter, DSparkDrafter
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.initialise import initialise_from_target, most_frequent_tokens
 from hf_carryover.trainer.losses import dspark_loss, leading_run, position_weights
@@ -110,6 +110,21 @@ def test_a_dspark_drafter_learns_from_the_targets_distribution(tmp_path):
     losses = [entry["loss"] for entry in learner.state.log_history if "loss" in entry]
     assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
     assert all(not value.equal(before[name]) for name, value in weights(learner).items() if name != "d2t")
+
+
+def test_a_curriculum_goes_from_the_body_to_the_corrected_logits(tmp_path):
+    heads = {"drafter_class": DominoDrafter, "gru_hidden_size": 8, "correction_rank": 6}
+    learner = trainer(tmp_path, drafter_config=heads, loss_type="curriculum", max_steps=25, learning_rate=5e-3)
+    shares = []
+    read = learner.draft_loss._read
+    learner.draft_loss._read = lambda *args: (shares.append(learner.draft_loss.base_share), read(*args))[1]
+    before = weights(learner)
+    learner.train()
+    assert shares == pytest.approx([1 - step / 25 for step in range(25)])
+    unchanged = {name for name, value in weights(learner).items() if value.equal(before[name])}
+    assert unchanged == {"carry_embedding.weight"}
+    losses = [entry["loss"] for entry in learner.state.log_history if "loss" in entry]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
 
 
 def test_four_batches_of_two_are_two_batches_of_four(tmp_path):
@@ -217,7 +232,7 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
         ({"objectives": ["blocks"]}, "`objectives` is .*'blocks'.*: name one or more of block, carryover, loop"),
         ({"objectives": []}, "`objectives` is"),
         ({"position_weights": "linear"}, "`position_weights` is 'linear': write one of exponential, d-pace, vat"),
-        ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, distillation, dspark"),
+        ({"loss_type": "mse"}, "`loss_type` is 'mse': write one of cross-entropy, distillation, dspark, curriculum"),
         ({"verify_against": "me"}, "`verify_against` is 'me': write one of recorded, target"),
         ({"num_anchors": 0}, "`num_anchors` is 0: write at least 1"),
         ({"loss_decay": 0.0}, "`loss_decay` is 0.0"),

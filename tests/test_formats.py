@@ -197,14 +197,16 @@ def check_dspark(drafter: DSparkDrafter, case: Case, reference: Reference, kind:
     previous = [case.anchor, *range(10, 9 + slots)]
     expected = head(hidden) + reference.markov(kind, hidden, previous)
     logits = case.logits_of(drafter)[None]
-    given = drafter.teacher_forced(case.hidden_of(drafter), logits, torch.tensor([previous]))
+    given = drafter.teacher_forced(case.hidden_of(drafter), logits, torch.tensor([previous]), None)
     close(given[0].detach(), expected)
 
     tokens = [case.anchor]
     for _ in range(slots):
         after = head(hidden) + reference.markov(kind, hidden, (tokens + [0] * slots)[:slots])
         tokens.append(int(after[len(tokens) - 1].argmax()))
-    chosen = drafter.choose(case.hidden_of(drafter), logits, torch.tensor([[case.anchor]]), lambda x: x.argmax(-1))
+    chosen = drafter.choose(
+        case.hidden_of(drafter), logits, torch.tensor([[case.anchor]]), lambda x: x.argmax(-1), None
+    )
     assert chosen[0].tolist() == tokens[1:]
 
 
@@ -306,6 +308,7 @@ def test_speculators_dspark_drafts_over_its_own_vocabulary(tmp_path, kind):
         logits,
         torch.tensor([[case.anchor]]),
         lambda scores: seen.append(scores.detach()) or scores.argmax(-1),
+        None,
     )
     assert set(tokens[0].tolist()) <= set(ids)
     first = logits[0, 0] + Reference(weights).markov(kind, hidden[:1], [case.anchor])[0]
@@ -327,7 +330,7 @@ def test_speculators_dspark_drafts_over_its_own_vocabulary(tmp_path, kind):
         (speculators_config("eagle3"), "speculators eagle3"),
         (speculators_config("dflash2"), "speculators dflash2"),
         (zlab_config(architectures=["DFlash2DraftModel"]), "DFlash2DraftModel"),
-        (zlab_config(dflash_config={"projector_type": "domino"}), "domino"),
+        (zlab_config(dflash_config={"projector_type": "medusa"}), "medusa"),
         (zlab_config(dflash_config={"causal_head": True}), "JetSpec"),
         (zlab_config(dflash_config={"use_swa": True, "swa_window_size": 4}), "ModelOpt sliding-window DFlash"),
         (zlab_config(architectures=["Qwen3ForCausalLM"]), "Qwen3ForCausalLM"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from hf_carryover import AutoDrafter, DFlashDrafter, DSparkDrafter
+from hf_carryover import AutoDrafter, DFlashDrafter, DominoDrafter, DSparkDrafter
 from tests.joint import SETTINGS, draw, exact_joint, p_value, sampling_drafters, sampling_target
 from tests.tiny import DRAFTERS, greedy, oracle_drafter, random_drafter, scripted_drafter, tiny_prompt, tiny_target
 
@@ -151,17 +151,24 @@ def test_greedy_output_stays_the_same(family, kind):
         )
 
 
-@pytest.mark.parametrize("head", ["vanilla", "rnn"])
+SEQUENTIAL = {
+    "vanilla": {"drafter_class": DSparkDrafter, "markov_rank": 8},
+    "rnn": {"drafter_class": DSparkDrafter, "markov_rank": 8, "markov_head_type": "rnn"},
+    "domino": {"drafter_class": DominoDrafter, "gru_hidden_size": 8, "correction_rank": 4},
+}
+
+
+@pytest.mark.parametrize("head", SEQUENTIAL.values(), ids=SEQUENTIAL.keys())
 def test_a_sequential_head_loops(head):
     target, prompt = tiny_target(), tiny_prompt(5)
     plain = greedy(target, prompt, 32)
-    drafter = random_drafter(target, drafter_class=DSparkDrafter, markov_head_type=head, markov_rank=8)
+    drafter = random_drafter(target, **head)
     looped = greedy(target, prompt, 32, assistant_model=drafter, loop_threshold=ALWAYS, max_draft_stages=3)
     assert looped.tolist() == plain.tolist()
     assert drafter.stats.draft_stages > 2 * drafter.stats.rounds
 
 
-@pytest.mark.parametrize("name", ["mild", "rnn head", "draft vocabulary"])
+@pytest.mark.parametrize("name", ["mild", "rnn head", "domino", "draft vocabulary"])
 def test_sampled_output_keeps_the_distribution_with_the_loop_forced_on(name):
     target = sampling_target()
     drafter = sampling_drafters(target, block_size=2, anchor_predicts=False)[name]  # blocks of one token

@@ -31,7 +31,7 @@ with torch.no_grad():
     context = drafter.fuse(asked["features"], asked["carried"].bool())
     hidden = drafter(asked["embeds"], context, asked["positions"]).last_hidden_state
     head = drafter.borrow(lambda states: states @ asked["head"].T, hidden.device, hidden.dtype)
-    logits = drafter.teacher_forced(hidden, drafter.read_out(hidden, head), asked["previous"])
+    logits = drafter.teacher_forced(hidden, drafter.read_out(hidden, head), asked["previous"], None)
 save_file({"logits": logits}, "answer.safetensors")
 drafter.save_pretrained("again")
 """
@@ -62,7 +62,7 @@ def ask(drafter: DSparkDrafter) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     context = drafter.fuse(asked["features"], asked["carried"].bool())
     hidden = drafter(asked["embeds"], context, asked["positions"]).last_hidden_state
     head = drafter.borrow(lambda states: states @ asked["head"].T, hidden.device, hidden.dtype)
-    return asked, drafter.teacher_forced(hidden, drafter.read_out(hidden, head), asked["previous"])
+    return asked, drafter.teacher_forced(hidden, drafter.read_out(hidden, head), asked["previous"], None)
 
 
 def test_it_drafts_the_same_where_the_package_is_not_installed(tmp_path, drafter):

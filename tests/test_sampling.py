@@ -24,7 +24,7 @@ def test_two_tokens_are_distributed_as_the_target_says(setting):
 
 @pytest.mark.parametrize(
     ("drafter", "setting"),
-    [("sure of the wrong tokens", "none"), ("rnn head", "none"), ("draft vocabulary", "all")],
+    [("sure of the wrong tokens", "none"), ("rnn head", "none"), ("domino", "none"), ("draft vocabulary", "all")],
 )
 def test_a_bad_a_sequential_and_a_narrow_drafter_change_nothing(drafter, setting):
     assert_same_distribution(DRAFTERS[drafter], SETTINGS[setting])

@@ -1,9 +1,11 @@
 """Training sees what generation sees: features, blocks and carried rows, in packed sequences too."""
 
+import math
+
 import pytest
 import torch
 
-from hf_carryover import DSparkDrafter
+from hf_carryover import DominoDrafter, DSparkDrafter
 from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors, sample_stages
 from hf_carryover.trainer.chunks import sum_of_chunks
 from hf_carryover.trainer.guest import GuestTarget
@@ -15,6 +17,7 @@ from tests.tiny import random_drafter, tiny_prompt, tiny_target
 
 FIRST, SECOND = 12, 9  # tokens of the two packed documents
 TARGETS = ["qwen3", "mistral", "gemma3_text", "gpt2"]
+MARKOV_HEADS = ["vanilla", "gated", "rnn"]
 
 
 def packed_documents(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -224,10 +227,25 @@ def test_both_forms_of_the_mask_are_one_predicate(causal, window):
             assert told == dense[batch, one].tolist()
 
 
-@pytest.mark.parametrize("kind", ["vanilla", "gated", "rnn"])
-def test_teacher_forced_logits_are_those_of_choosing_the_same_tokens(kind):
+HEADS = {
+    **{kind: {"drafter_class": DSparkDrafter, "markov_rank": 6, "markov_head_type": kind} for kind in MARKOV_HEADS},
+    "domino": {"drafter_class": DominoDrafter, "gru_hidden_size": 12, "correction_rank": 6, "pure_draft_prefix": 1},
+    "domino, all corrected": {
+        "drafter_class": DominoDrafter,
+        "gru_hidden_size": 12,
+        "correction_rank": 6,
+        "pure_draft_prefix": 0,
+        "anchor_predicts": True,
+    },
+}
+
+
+@pytest.mark.parametrize("head", HEADS.values(), ids=HEADS.keys())
+def test_teacher_forced_logits_are_those_of_choosing_the_same_tokens(head):
     target = tiny_target("qwen3")
-    drafter = random_drafter(target, drafter_class=DSparkDrafter, markov_rank=6, markov_head_type=kind)
+    drafter = random_drafter(target, **head)
+    if isinstance(drafter, DominoDrafter):
+        torch.nn.init.normal_(drafter.embed_proj[2].weight)
     hidden, logits = torch.randn(1, 4, 32), torch.randn(1, drafter.config.num_drafted, 96)
     seen: list[torch.Tensor] = []
 
@@ -235,9 +253,11 @@ def test_teacher_forced_logits_are_those_of_choosing_the_same_tokens(kind):
         seen.append(scores)
         return scores.argmax(dim=-1)
 
-    tokens = drafter.choose(hidden, logits, torch.tensor([[7]]), pick)
+    embed = target.get_input_embeddings()
+    tokens = drafter.choose(hidden, logits, torch.tensor([[7]]), pick, embed)
     previous = torch.cat((torch.tensor([[7]]), tokens[:, :-1]), dim=1)
-    torch.testing.assert_close(drafter.teacher_forced(hidden, logits, previous), torch.cat(seen, dim=1))
+    torch.testing.assert_close(drafter.teacher_forced(hidden, logits, previous, embed), torch.cat(seen, dim=1))
+    assert (torch.cat(seen, dim=1) != logits).any(dim=-1).all() == (drafter.config.num_drafted == 4)
 
 
 @pytest.mark.parametrize("carry", [False, True])
@@ -275,10 +295,11 @@ def test_the_teacher_is_what_the_target_generates_from():
 
 
 def test_distillation_is_halfway_between_the_recorded_token_and_the_target():
-    log_probs = torch.tensor([[0.5, 0.25, 0.25]]).log()
-    teacher, cross_entropy = torch.tensor([[0.0, 1.0, 0.0]]), torch.tensor([2.0]).log()
-    expected = 0.5 * (torch.tensor([2.0]).log() + torch.tensor([4.0]).log())
-    torch.testing.assert_close(distillation_loss(log_probs, teacher, cross_entropy), expected)
+    log_probs = torch.tensor([[0.5, 0.25, 0.25], [0.5, 0.25, 0.25]]).log()
+    teacher = torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.5, 0.0]])
+    loss = distillation_loss(log_probs, teacher, tokens=torch.tensor([0, 0]), known=torch.tensor([True, False]))
+    both = 0.5 * (math.log(2) + math.log(4))
+    torch.testing.assert_close(loss, torch.tensor([both, 0.5 * both]))
 
 
 def test_nothing_is_computed_twice_in_chunks():

@@ -7,7 +7,7 @@ from transformers import TrainingArguments
 from .losses import POSITION_WEIGHTS
 
 OBJECTIVES = ("block", "carryover", "loop")
-LOSS_TYPES = ("cross-entropy", "distillation", "dspark")
+LOSS_TYPES = ("cross-entropy", "distillation", "dspark", "curriculum")
 VERIFIERS = ("recorded", "target")
 
 
@@ -29,7 +29,8 @@ class CarryoverTrainingArguments(TrainingArguments):
         loss_type (`str`, *optional*, defaults to `"cross-entropy"`):
             `"cross-entropy"` learns the recorded tokens; `"distillation"` also the target's distribution over the
             draft vocabulary (arXiv 2608.30135); `"dspark"` the total variation to it and, with a confidence head, each
-            slot's acceptance (arXiv 2607.05147).
+            slot's acceptance (arXiv 2607.05147); `"curriculum"` the recorded tokens, at first by the logits before
+            a sequential head corrects them, at last by the corrected ones (arXiv 2605.29707).
         verify_against (`str`, *optional*, defaults to `"recorded"`):
             What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own
             choice.
@@ -59,7 +60,7 @@ class CarryoverTrainingArguments(TrainingArguments):
     anchors_per_chunk: int = field(default=128, metadata={"help": "Blocks in memory at a time."})
     position_weights: str = field(default="exponential", metadata={"help": "How much each drafted position counts."})
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
-    loss_type: str = field(default="cross-entropy", metadata={"help": "cross-entropy, distillation or dspark."})
+    loss_type: str = field(default="cross-entropy", metadata={"help": ", ".join(LOSS_TYPES)})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
     loop_stages: int = field(default=3, metadata={"help": "Most blocks drafted behind the first one."})
     loop_gradient: bool = field(default=True, metadata={"help": "Let gradients through the looped states."})

@@ -99,6 +99,7 @@ class CarryoverTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
         self.draft_loss.forward = model
+        self.draft_loss.base_share = 1 - self.state.global_step / max(self.state.max_steps, 1)
         counts = inputs["loss_mask"][:, 1:].sum(dim=1)
         share = counts / (counts.sum() if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:

@@ -57,7 +57,9 @@ def leading_run(hit: torch.Tensor, supervised: torch.Tensor) -> torch.Tensor:
     return (hit & supervised).long().cumprod(dim=-1).sum(dim=-1)
 
 
-def distillation_loss(log_probs: torch.Tensor, teacher: torch.Tensor, cross_entropy: torch.Tensor) -> torch.Tensor:
+def distillation_loss(
+    log_probs: torch.Tensor, teacher: torch.Tensor, tokens: torch.Tensor, known: torch.Tensor
+) -> torch.Tensor:
     """
     Position loss of VAT (arXiv 2608.30135): cross-entropy to the target's distribution and to the recorded token,
     halved so that it is on the scale of one of them.
@@ -65,12 +67,16 @@ def distillation_loss(log_probs: torch.Tensor, teacher: torch.Tensor, cross_entr
     Args:
         log_probs (`torch.Tensor` of shape `(..., draft_vocab)`): The drafter's.
         teacher (`torch.Tensor` of shape `(..., draft_vocab)`): The target's probabilities.
-        cross_entropy (`torch.Tensor` of shape `(...)`): To the recorded token.
+        tokens (`torch.LongTensor` of shape `(...)`): Recorded tokens, as indices of the draft vocabulary.
+        known (`torch.BoolTensor` of shape `(...)`): Where the recorded token is in it; elsewhere `tokens` is unused.
 
     Returns:
         `torch.Tensor` of shape `(...)`.
     """
-    return 0.5 * (cross_entropy - (teacher * log_probs).sum(dim=-1))
+    # One set of labels for both: logits of this size are read and written as rarely as possible.
+    labels = 0.5 * teacher
+    labels.scatter_add_(-1, tokens.unsqueeze(-1), 0.5 * known.unsqueeze(-1).to(labels.dtype))
+    return -(labels * log_probs).sum(dim=-1)
 
 
 def dspark_loss(

@@ -99,9 +99,11 @@ class DraftLoss:
         weights (`str`): See [`position_weights`].
         decay (`float`): In positions.
         anchors_per_chunk (`int`): Blocks in memory at a time; see [`sum_of_chunks`].
-        loss_type (`str`): `"cross-entropy"`, `"distillation"` or `"dspark"`.
-        guest ([`GuestTarget`]): The target, whose distribution the last two learn.
+        loss_type (`str`): `"cross-entropy"`, `"distillation"`, `"dspark"` or `"curriculum"`.
+        guest ([`GuestTarget`]): The target, whose distribution `"distillation"` and `"dspark"` learn.
         through_looped (`bool`): Whether gradients go through the states that later blocks read.
+        base_share (`float`): Share of a `"curriculum"` loss that the logits before any correction have; the trainer
+            lowers it from 1 to 0 (arXiv 2605.29707, section 3).
     """
 
     drafter: Any
@@ -114,6 +116,7 @@ class DraftLoss:
     loss_type: str
     guest: GuestTarget
     through_looped: bool = True
+    base_share: float = 0.0
 
     def __post_init__(self):
         self.draft_ids = None  # index of every token in the draft vocabulary, -1 outside of it
@@ -143,7 +146,7 @@ class DraftLoss:
         first = 0 if looped is None else looped.shape[2]
         block = torch.full((batch, count, config.block_size), config.mask_token_id, device=anchors.index.device)
         block[..., 0] = anchors.take(recorded.tokens, first).squeeze(-1)
-        embeds = self.drafter.embed(block.flatten(1), self.embedding).to(context.dtype)
+        embeds = self._embed(context.dtype)(block.flatten(1))
         queries, context_rows = anchors.rows(recorded, config.block_size, first), [recorded.rows()]
         if carried is not None:
             marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
@@ -169,7 +172,11 @@ class DraftLoss:
         Returns:
             `torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`.
         """
-        return self.drafter.teacher_forced(hidden, self.drafter.read_out(hidden, self.head), previous)
+        logits = self.drafter.read_out(hidden, self.head)
+        return self.drafter.teacher_forced(hidden, logits, previous, self._embed(hidden.dtype))
+
+    def _embed(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
+        return lambda tokens: self.drafter.embed(tokens, self.embedding).to(dtype)
 
     def _chunk(self, recorded, context, anchors, carried, stages) -> tuple[torch.Tensor, Tally]:
         """The weighted loss of each block, of shape `(batch, anchors)`, and the tally of the last stage."""
@@ -215,16 +222,20 @@ class DraftLoss:
         log_probs = self.logits(hidden, previous).float().log_softmax(dim=-1)
         ids = tokens if self.draft_ids is None else self.draft_ids[tokens]
         known = supervised & (ids >= 0)
-        cross_entropy = -log_probs.gather(-1, ids.clamp(min=0).unsqueeze(-1)).squeeze(-1) * known
+        ids = ids.clamp(min=0)
+        cross_entropy = -log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
         hit = (log_probs.argmax(dim=-1) == ids) & known
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
-        if self.loss_type == "cross-entropy":
-            loss = cross_entropy
-        else:
+        loss = cross_entropy
+        if self.loss_type == "curriculum":
+            base = self.drafter.read_out(hidden, self.head).float().log_softmax(dim=-1)
+            base_loss = -base.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
+            loss = (1 - self.base_share) * cross_entropy + self.base_share * base_loss
+        elif self.loss_type in ("distillation", "dspark"):
             ahead = first + torch.arange(count, device=anchors.index.device)
             final = anchors.take(recorded.final, ahead).flatten(0, 1)[chosen]
             if self.loss_type == "distillation":
-                loss = distillation_loss(log_probs, self._renormalised(final), cross_entropy)
+                loss = distillation_loss(log_probs, self._renormalised(final), ids, known)
             else:
                 confidence = self.drafter.confidence(hidden, start, tokens)
                 loss = dspark_loss(log_probs, self._probabilities(final), cross_entropy, confidence)
@@ -295,7 +306,9 @@ class DraftLoss:
             hidden = self.hidden(recorded, context, anchors[:, part], branches)
             anchor = anchors[:, part].take(recorded.tokens).flatten(0, 1)
             logits = self.drafter.read_out(hidden, self.head)
-            tokens = self.drafter.choose(hidden, logits, anchor, lambda scores: scores.argmax(dim=-1))
+            tokens = self.drafter.choose(
+                hidden, logits, anchor, lambda scores: scores.argmax(dim=-1), self._embed(hidden.dtype)
+            )
             drafts.append(tokens.view(len(anchors.index), -1, tokens.shape[-1]))
         return torch.cat(drafts, dim=1)
 

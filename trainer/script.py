@@ -7,14 +7,15 @@ import torch
 from datasets import concatenate_datasets
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ..modeling import DFlashDrafterConfig, Drafter, DSparkDrafterConfig
+from ..modeling import DFlashDrafterConfig, DominoDrafterConfig, Drafter, DSparkDrafterConfig
 from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
 from .data import load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
 
-FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig}
+SMALL_PARTS = ("carry_embedding", "markov_head", "confidence_head", "prefix_gru", "embed_proj")
+FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig, "domino": DominoDrafterConfig}
 
 
 @dataclass
@@ -32,7 +33,7 @@ class RunArguments:
     > Parameters that control a new drafter
 
     Args:
-        family (`str`, *optional*, defaults to `"dflash"`): `"dflash"` or `"dspark"`.
+        family (`str`, *optional*, defaults to `"dflash"`): `"dflash"`, `"dspark"` or `"domino"`.
         mask_token_id (`int`, *optional*): An unused row of the target's embedding; needed.
         num_hidden_layers (`int`, *optional*, defaults to 3): Layers.
         block_size (`int`, *optional*, defaults to 8): Slots of a block.
@@ -130,5 +131,5 @@ def adapter(drafter: Drafter, rank: int):
     """`LoraConfig` on every projection of the drafter; its small new parts are trained whole."""
     from peft import LoraConfig
 
-    small = [name for name in ("carry_embedding", "markov_head", "confidence_head") if getattr(drafter, name, None)]
+    small = [name for name in SMALL_PARTS if getattr(drafter, name, None)]
     return LoraConfig(r=rank, target_modules=r".*(_proj|fc)", modules_to_save=small or None)
