@@ -32,9 +32,9 @@ from hf_carryover.trainer.objectives import Carried, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
 
 WIDTH, LAYERS, DRAFTED = 192, 4, 7
-TARGET_STEPS, TARGET_BATCH = 500, 48
-BLOCK_STEPS, SECOND_STEPS = 1500, 900
-SENTENCES, HELD_OUT = 20_000, 200  # held out: of each share
+TARGET_STEPS, TARGET_BATCH = 400, 48
+BLOCK_STEPS, SECOND_STEPS = 1000, 600
+SENTENCES, HELD_OUT = 12_000, 200  # held out: of each share
 LENGTH = 256
 
 
@@ -99,15 +99,15 @@ def trainer_for(target, drafter, objective: str, steps: int, folder: str, patien
         output_dir=folder,
         objectives=[objective],
         max_length=LENGTH,
-        num_anchors=48,
-        anchors_per_chunk=48,
+        num_anchors=32,
+        anchors_per_chunk=32,
         per_device_train_batch_size=4,
         max_steps=steps,
         learning_rate=2e-3,
         eval_strategy="steps",
-        eval_steps=150,
+        eval_steps=200,
         save_strategy="steps" if patience else "no",
-        save_steps=150,
+        save_steps=200,
         save_total_limit=1,
         eval_generate_prompts=0,
         use_cpu=True,
@@ -132,33 +132,43 @@ class Measured:
     Rounds that follow a rejection.
 
     Attributes:
-        blocks (`int`), accepted (`int`): Rounds, and drafted tokens that they accepted.
+        accepted (`np.ndarray` of shape `(rounds,)`): Drafted tokens that each round accepted.
         recall (`np.ndarray` of shape `(2, drafted)`): Slots whose token is right, and slots.
-        reconverged (`int`): Rejected states after which the branch says what is committed; see [`reconvergence`].
+        reconverged (`np.ndarray` of shape `(rounds,)`): Share of the rejected states before each round after which the
+            branch says what is committed; see [`reconvergence`].
     """
 
-    blocks: int = 0
-    accepted: int = 0
-    recall: np.ndarray = None
-    reconverged: int = 0
+    accepted: np.ndarray
+    recall: np.ndarray
+    reconverged: np.ndarray
 
     @property
     def tau(self) -> float:
-        return 1 + self.accepted / self.blocks
+        return 1 + float(self.accepted.mean())
 
-    def add(self, hit: torch.Tensor, labels: Labels, reconverged: int):
-        valid = labels.supervised
-        self.blocks += int(valid[..., 0].sum())
-        self.accepted += int(leading_run(hit, valid).sum())
-        counts = np.stack([(hit & valid).sum(dim=(0, 1)).numpy(), valid.sum(dim=(0, 1)).numpy()])
-        self.recall = counts if self.recall is None else self.recall + counts
-        self.reconverged += reconverged
+    @classmethod
+    def of(cls, hit: torch.Tensor, labels: Labels, reconverged: torch.Tensor) -> "Measured":
+        rounds = labels.supervised[..., 0]
+        hit = hit & labels.supervised
+        return cls(
+            accepted=leading_run(hit, labels.supervised)[rounds].numpy(),
+            recall=np.stack([each.sum(dim=(0, 1)).numpy() for each in (hit, labels.supervised)]),
+            reconverged=reconverged[rounds].numpy(),
+        )
+
+    @classmethod
+    def pooled(cls, parts: list["Measured"]) -> "Measured":
+        return cls(
+            accepted=np.concatenate([each.accepted for each in parts]),
+            recall=sum(each.recall for each in parts),
+            reconverged=np.concatenate([each.reconverged for each in parts]),
+        )
 
 
 def reconvergence(said: torch.Tensor, labels: Labels, accepted: torch.Tensor) -> torch.Tensor:
     """
-    Rejected states q of each branch for which the target's best token at q - 1, q or q + 1 is the one that is
-    committed at the position that state q predicts (arXiv 2609.14717, section 5).
+    Share of the rejected states q for which the target's best token at q - 1, q or q + 1 is the one that is committed
+    at the position that state q predicts (arXiv 2609.14717, section 5).
 
     Args:
         said (`torch.LongTensor` of shape `(batch, anchors, drafted)`): The target's choice in place of each draft,
@@ -167,13 +177,13 @@ def reconvergence(said: torch.Tensor, labels: Labels, accepted: torch.Tensor) ->
         accepted (`torch.LongTensor` of shape `(batch, anchors)`).
 
     Returns:
-        `torch.LongTensor` of shape `(batch, anchors)`.
+        `torch.Tensor` of shape `(batch, anchors)`, 0 where no state was rejected.
     """
     committed, known = labels.tokens[..., 1:], labels.supervised[..., 1:]
     count = committed.shape[-1]
     near = torch.stack([F.pad(said, (0, 1), value=-1)[..., shift : shift + count] == committed for shift in range(3)])
-    rejected = torch.arange(count) >= accepted.unsqueeze(-1)
-    return (near.any(dim=0) & rejected & known).sum(dim=-1)
+    rejected = (torch.arange(count) >= accepted.unsqueeze(-1)) & known
+    return (near.any(dim=0) & rejected).sum(dim=-1) / rejected.sum(dim=-1).clamp(min=1)
 
 
 @torch.no_grad()
@@ -181,7 +191,7 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
     """The rounds after a rejection on some sentences, with carried rows on, off and shuffled."""
     loss, guest = trainer.draft_loss, trainer.guest
     loss.drafter.eval()
-    measured = {name: Measured() for name in ("on", "off", "shuffled")}
+    parts: dict[str, list[Measured]] = {name: [] for name in ("on", "off", "shuffled")}
     packed = list(packed_dataset([each.row() for each in held_out], LENGTH, None))
     for start in range(0, len(packed), 8):
         batch = PackedCollator()(packed[start : start + 8])
@@ -200,8 +210,37 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
         others = Carried(carried.features.roll(carried.features.shape[1] // 2, dims=1), carried.rows)
         for name, rows in (("on", carried), ("off", None), ("shuffled", others)):
             hit = loss.draft(recorded, anchors, rows) == labels.tokens
-            measured[name].add(hit, labels, int(near[anchors.valid].sum()))
-    return measured
+            parts[name].append(Measured.of(hit, labels, near))
+    return {name: Measured.pooled(each) for name, each in parts.items()}
+
+
+def by_reconvergence(on: Measured, off: Measured) -> tuple[list[dict[str, Any]], float]:
+    """
+    The gain in rounds of like re-convergence, and the correlation of the two over those groups, weighted by rounds.
+    """
+    share, extra = on.reconverged, on.accepted - off.accepted
+    edges = np.array([0.0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    group = np.digitize(share, edges[1:-1], right=True)
+    rows = []
+    for number in range(len(edges) - 1):
+        here = group == number
+        if here.sum() < 2:
+            continue
+        rows.append(
+            {
+                "re-converged states": f"{edges[number]:.0%} to {edges[number + 1]:.0%}",
+                "share": float(share[here].mean()),
+                "rounds": int(here.sum()),
+                "τ, off": 1 + float(off.accepted[here].mean()),
+                "τ, on": 1 + float(on.accepted[here].mean()),
+                "gain": float(extra[here].mean()),
+                "standard error": float(extra[here].std() / math.sqrt(here.sum())),
+            }
+        )
+    spread = np.cov(
+        [[row["share"] for row in rows], [row["gain"] for row in rows]], fweights=[row["rounds"] for row in rows]
+    )
+    return rows, float(spread[0, 1] / math.sqrt(spread[0, 0] * spread[1, 1]))
 
 
 def sampled_tau(target, drafter, held_out: list[Sentence], carry: bool) -> float:
@@ -215,7 +254,7 @@ def sampled_tau(target, drafter, held_out: list[Sentence], carry: bool) -> float
     return committed / rounds
 
 
-def draw(recall: dict[str, list[float]], points: list[dict[str, Any]], correlation: float):
+def draw(recall: dict[str, list[float]], groups: list[dict[str, Any]], correlation: float):
     """Recall by position, and the gain against re-convergence."""
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -223,8 +262,13 @@ def draw(recall: dict[str, list[float]], points: list[dict[str, Any]], correlati
         left.plot(range(1, DRAFTED + 1), values, marker="o", label=f"carried rows {name}")
     left.set(xlabel="drafted position", ylabel="recall@1 after a rejection", ylim=(0, 1))
     left.legend()
-    right.scatter([row["re-convergence"] for row in points], [row["gain"] for row in points])
-    right.set(xlabel="re-convergence", ylabel="gain of τ, on / off − 1", title=f"r = {correlation:.2f}")
+    points = [[row[key] for row in groups] for key in ("share", "gain", "standard error")]
+    right.errorbar(points[0], points[1], yerr=points[2], marker="o", capsize=3)
+    right.set(
+        xlabel="share of rejected states that re-converge",
+        ylabel="tokens gained a round",
+        title=f"r = {correlation:.2f}",
+    )
     figure.savefig(RESULTS / "lab.png", dpi=120)
 
 
@@ -248,25 +292,24 @@ def main():
 
     held_out = {share: sentences(HELD_OUT, share, seed=3) for share in SHARES}
     by_share = {share: measure(arms["carryover"], each) for share, each in held_out.items()}
-    baseline = {share: measure(arms["block"], each)["off"] for share, each in held_out.items()}
-    points = []
+    kinds = []
     for share, told in by_share.items():
-        points.append(
+        kinds.append(
             {
                 "shared words": f"{share:.0%}",
-                "re-convergence": told["on"].reconverged / told["on"].blocks / baseline[share].tau,
-                "block only": baseline[share].tau,
+                "block only": measure(arms["block"], held_out[share])["off"].tau,
                 **{f"carry {name}": each.tau for name, each in told.items()},
-                "gain": told["on"].tau / told["off"].tau - 1,
-                "gain, shuffled": told["shuffled"].tau / told["off"].tau - 1,
+                "on / off": told["on"].tau / told["off"].tau,
+                "shuffled / off": told["shuffled"].tau / told["off"].tau,
                 "generate, on": sampled_tau(target, arms["carryover"].model, held_out[share][:60], True),
                 "generate, off": sampled_tau(target, arms["carryover"].model, held_out[share][:60], False),
+                "generate, block only": sampled_tau(target, arms["block"].model, held_out[share][:60], False),
             }
         )
-    correlation = float(np.corrcoef([row["re-convergence"] for row in points], [row["gain"] for row in points])[0, 1])
-    pooled = {name: sum(each[name].recall for each in by_share.values()) for name in ("on", "off", "shuffled")}
-    recall = {name: (hits / slots).tolist() for name, (hits, slots) in pooled.items()}
-    draw(recall, points, correlation)
+    pooled = {name: Measured.pooled([each[name] for each in by_share.values()]) for name in ("on", "off", "shuffled")}
+    recall = {name: (each.recall[0] / each.recall[1]).tolist() for name, each in pooled.items()}
+    groups, correlation = by_reconvergence(pooled["on"], pooled["off"])
+    draw(recall, groups, correlation)
 
     seconds["all"] = time.perf_counter() - started
     spoken = sum(len(each.speech) for each in sentences(HELD_OUT, None, seed=0)) / HELD_OUT
@@ -280,15 +323,17 @@ def main():
     positions = [{"position": i + 1, **{name: recall[name][i] for name in recall}} for i in range(DRAFTED)]
     text = (
         f"A target of {facts['target_parameters'] / 1e6:.1f}M parameters ({facts['target_loss']:.3f} nats a token on "
-        f"held-out sentences; {facts['floor']:.3f} cannot be known) and a drafter of one layer. `block` stopped "
-        f"improving after {facts['block_steps']} steps; then {SECOND_STEPS} more of `block` or of `carryover`. "
-        f"Acceptance length τ of the round after a rejection, teacher-forced, on {HELD_OUT} held-out sentences of "
-        f"each kind, and of `generate` at temperature 1 on 60 of them. {seconds['all'] / 60:.0f} minutes in all.\n\n"
-        f"{markdown_table(points)}\n\n"
-        f"Correlation of the gain with re-convergence: r = {correlation:.2f}.\n\nRecall@1 after a rejection:\n\n"
-        f"{markdown_table(positions)}\n\n![recall and re-convergence](lab.png)"
+        f"held-out sentences; {facts['floor']:.3f} cannot be known) and a drafter of one layer: "
+        f"{facts['block_steps']} steps of `block`, then {SECOND_STEPS} more of `block` or of `carryover`. Acceptance "
+        f"length τ of the round after a rejection, teacher-forced, on {HELD_OUT} held-out sentences of each kind, and "
+        f"of `generate` at temperature 1 on 60 of them. {seconds['all'] / 60:.0f} minutes in all.\n\n"
+        f"{markdown_table(kinds)}\n\n"
+        f"Recall@1 after a rejection:\n\n{markdown_table(positions)}\n\n"
+        "Tokens gained a round by carried rows, by the share of rejected states that re-converge "
+        f"(correlation over the groups r = {correlation:.2f}):\n\n{markdown_table(groups)}\n\n"
+        "![recall and re-convergence](lab.png)"
     )
-    write_report("lab", facts | {"correlation": correlation, "kinds": points, "recall": recall}, text)
+    write_report("lab", facts | {"correlation": correlation, "kinds": kinds, "groups": groups, "recall": recall}, text)
     print(text)
 
 
