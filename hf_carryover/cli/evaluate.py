@@ -24,7 +24,7 @@ from ..suites import SOURCES, Suite, load_suite
 from .options import Dtype, JsonFile, MaxNewTokens, quiet, write_json
 
 INTERVAL = "95 % over prompts: percentile bootstrap with a fixed seed, paired where two ways are compared"
-SPELLED = {"on": "true", "off": "false", "none": "null"}
+SPELLED = {"on": "true", "off": "false", "none": "null", "-inf": "-Infinity"}
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="What to set beside it on the same prompts: another drafter, a setting such as carryover=off or "
-            "num_assistant_tokens=4, or both, separated by commas. May be repeated."
+            "loop_threshold=-0.5, or both, separated by commas. May be repeated."
         ),
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, help="Prompts of each suite at most, evenly spaced.")] = 20,
