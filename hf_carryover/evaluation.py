@@ -27,6 +27,7 @@ class Counts:
         rounds (`int`): Verifications; for plain generation, tokens after the prompt's own.
         committed (`int`): Tokens that the rounds added.
         full_blocks (`int`): Rounds that accepted a whole block, `config.num_drafted` tokens or more.
+        draft_stages (`int`): Blocks drafted.
         draft_seconds (`float`), verify_seconds (`float`): As in [`DraftStats`].
         accepted_at (`list[int]`): How many rounds accepted the i-th drafted token.
     """
@@ -36,6 +37,7 @@ class Counts:
     rounds: int
     committed: int
     full_blocks: int = 0
+    draft_stages: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
@@ -118,6 +120,7 @@ def run(target: PreTrainedModel, inputs: dict[str, torch.Tensor], way: Way, max_
             rounds=stats.rounds,
             committed=stats.committed,
             full_blocks=sum(stats.accepted_at[block - 1 : block]),
+            draft_stages=stats.draft_stages,
             draft_seconds=stats.draft_seconds,
             verify_seconds=stats.verify_seconds,
             accepted_at=list(stats.accepted_at),

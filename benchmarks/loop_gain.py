@@ -1,0 +1,109 @@
+"""
+What looping gains: acceptance length, verifications, blocks drafted and wall-clock, over a sweep of thresholds.
+
+    python -m benchmarks.loop_gain "block=FOLDER" "block, then loop=FOLDER" --rows FOLDER_OF_TRAINING_ROWS
+
+Without drafters it measures the one in the wheel.
+"""
+
+import argparse
+from importlib.resources import files
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from tqdm.auto import tqdm
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from benchmarks.report import RESULTS, markdown_table, write_report
+from hf_carryover import AutoDrafter, enable
+from hf_carryover.cli.demo import DRAFTER
+from hf_carryover.demo_target import load_demo_target
+from hf_carryover.evaluation import Way, estimate, measure, ratio_of, tokens_per_second
+from hf_carryover.suites import load_suite
+
+THRESHOLDS = (None, -0.1, -0.25, -0.5, -1.0)
+TITLES = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}
+
+
+def rows_of(title: str, ways: list[Way]) -> list[dict[str, Any]]:
+    """A line for each way, its speed against the same drafter without the loop."""
+    off = {way.name.removesuffix(", loop off"): way for way in ways if way.name.endswith(", loop off")}
+    rows = []
+    for way in ways:
+        told = estimate(ratio_of(tokens_per_second), (way, off[way.name.rsplit(", loop", 1)[0]]))
+        rows.append(
+            {
+                "prompts": title,
+                "way": way.name,
+                "τ": way.acceptance_length,
+                "verifications": way.total("rounds"),
+                "blocks": way.total("draft_stages"),
+                "speed against loop off": told.value,
+                "from": told.low if told.low is not None else "",
+                "to": told.high if told.high is not None else "",
+            }
+        )
+    return rows
+
+
+def draw(rows: list[dict[str, Any]]):
+    """Speed against the threshold, a curve for each drafter and set."""
+    figure = Figure(figsize=(6.5, 3.6), layout="constrained")
+    axes = figure.subplots()
+    curves: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        drafter, threshold = row["way"].rsplit(", loop ", 1)
+        if threshold != "off":
+            curves.setdefault(f"{drafter}: {row['prompts']}", []).append(
+                (float(threshold), row["speed against loop off"])
+            )
+    for name, points in curves.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", label=name)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set(xlabel="loop_threshold", ylabel="speed against loop off")
+    axes.legend(fontsize=7)
+    figure.savefig(RESULTS / "loop_gain.png", dpi=120)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafters", nargs="*", help="NAME=FOLDER of each drafter to measure")
+    parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
+    parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
+    parser.add_argument("--prompts", type=int, default=12, help="of each suite")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    arguments = parser.parse_args()
+    if arguments.target is None:
+        target, tokenizer = load_demo_target(torch.bfloat16)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
+        target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.bfloat16).eval()
+    enable(target)
+    named = [each.split("=", 1) for each in arguments.drafters] or [
+        ["shipped", str(files("hf_carryover.model_cards") / DRAFTER)]
+    ]
+    ways = []
+    for name, folder in named:
+        drafter = AutoDrafter.from_pretrained(folder, dtype=target.dtype)
+        for threshold in THRESHOLDS:
+            label = f"{name}, loop {'off' if threshold is None else threshold}"
+            ways.append(Way(label, {"assistant_model": drafter, "loop_threshold": threshold}))
+    rows: list[dict[str, Any]] = []
+    for suite_name in [*arguments.rows, "chat", "math", "code"]:
+        suite = load_suite(suite_name, tokenizer, arguments.prompts)
+        title = f"{TITLES.get(suite_name, 'held-out')}, {len(suite.prompts)}"
+        if not rows:
+            measure(target, suite.prompts[:1], ways, max_new_tokens=8)  # warms up
+        rows += rows_of(title, measure(target, tqdm(suite.prompts, desc=title), ways, arguments.new_tokens))
+    draw(rows)
+    text = (
+        f"Greedy, {arguments.new_tokens} new tokens, bf16, one prompt at a time; speed with 95 % intervals over "
+        f"prompts, paired, in one run.\n\n{markdown_table(rows)}\n\n![speed by threshold](loop_gain.png)"
+    )
+    print(text)
+    print(write_report("loop_gain", rows, text))
+
+
+if __name__ == "__main__":
+    main()
