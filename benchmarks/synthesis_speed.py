@@ -1,6 +1,9 @@
 """
 How much faster a target answers prompts in slots than in padded batches of `generate`, same prompts and batch size.
 
+Answers that repeat themselves are of no use to a drafter: they are dropped from both, and slots give up on them early,
+as `synthesize` does.
+
     python -m benchmarks.synthesis_speed --prompts 256 --batch-size 64
 """
 
@@ -14,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from benchmarks.report import markdown_table, write_report
 from hf_carryover.demo_target import load_demo_target
 from hf_carryover.trainer.chat import prompt_ids, user_header
+from hf_carryover.trainer.data import repeats_itself
 from hf_carryover.trainer.decode import generate_batched
 
 WAYS = {"generate": False, "slots": True}
@@ -29,17 +33,19 @@ def own_questions(target, tokenizer, count: int) -> list[list[int]]:
 
 
 def measure(target, prompts: list[list[int]], way: str, batch_size: int, tokens: int) -> dict[str, float | int | str]:
-    """Emitted tokens, up to each row's end, by second of the clock and of the processor."""
+    """Usable tokens, up to each row's end, by second of the clock and of the processor."""
     clock, processor = time.perf_counter(), time.process_time()
-    answers = generate_batched(target, prompts, max_new_tokens=tokens, batch_size=batch_size, fast=WAYS[way])
-    emitted = sum(len(ids) for _, ids in answers)
+    settings = {"max_new_tokens": tokens, "batch_size": batch_size, "give_up": repeats_itself}
+    answers = [ids for _, ids in generate_batched(target, prompts, fast=WAYS[way], **settings)]
+    usable = [ids for ids in answers if not repeats_itself(ids)]
     clock, processor = time.perf_counter() - clock, time.process_time() - processor
     return {
         "way": way,
-        "tokens": emitted,
+        "usable answers": len(usable),
+        "their tokens": sum(map(len, usable)),
         "seconds": clock,
-        "tokens/s": emitted / clock,
-        "tokens per CPU second": emitted / processor,
+        "tokens/s": sum(map(len, usable)) / clock,
+        "tokens per CPU second": sum(map(len, usable)) / processor,
     }
 
 
