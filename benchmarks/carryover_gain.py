@@ -31,6 +31,7 @@ from hf_carryover.evaluation import (
 from hf_carryover.suites import load_suite
 
 PLAIN, BLOCK, OFF, ON = "plain generate", "block", "carryover, off", "carryover, on"
+TITLES = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}
 COMPARED = {"on − block": (ON, BLOCK), "on − off": (ON, OFF)}
 
 
@@ -47,7 +48,8 @@ def line(title: str, suites: list[list[Way]]) -> tuple[dict[str, Any], dict[str,
     told = {name: estimate(acceptance_length, *[(suite[name],) for suite in ways]) for name in (BLOCK, OFF, ON)}
     for name, (one, other) in COMPARED.items():
         told[name] = estimate(difference_of(acceptance_length), *[(suite[one], suite[other]) for suite in ways])
-    told["speedup"] = estimate(ratio_of(tokens_per_second), *[(suite[ON], suite[PLAIN]) for suite in ways])
+    if PLAIN in ways[0]:
+        told["speedup"] = estimate(ratio_of(tokens_per_second), *[(suite[ON], suite[PLAIN]) for suite in ways])
     row = {"prompts": title} | {name: shown(each, "+" if name in COMPARED else "") for name, each in told.items()}
     return row, {name: asdict(each) for name, each in told.items()}
 
@@ -58,7 +60,9 @@ def main():
     parser.add_argument("block", nargs="?", help="drafter of the same budget without carryover; default: the same one")
     parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
     parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
-    parser.add_argument("--prompts", type=int, default=40, help="of each suite")
+    parser.add_argument("--prompts", type=int, default=20, help="of each suite")
+    parser.add_argument("--held-out", type=int, default=40, help="held-out prompts")
+    parser.add_argument("--plain", action="store_true", help="also measure the speedup over plain generate")
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args()
     if arguments.target is None:
@@ -70,16 +74,16 @@ def main():
     carryover = AutoDrafter.from_pretrained(arguments.carryover, dtype=target.dtype)
     block = AutoDrafter.from_pretrained(arguments.block or arguments.carryover, dtype=target.dtype)
     ways = [
-        Way(PLAIN),
+        *([Way(PLAIN)] if arguments.plain else []),
         Way(BLOCK, {"assistant_model": block, "carryover": False}),
         Way(OFF, {"assistant_model": carryover, "carryover": False}),
         Way(ON, {"assistant_model": carryover, "carryover": True}),
     ]
     measured, table, numbers = {}, [], {}
     for name in [*arguments.rows, "chat", "math", "code"]:
-        suite = load_suite(name, tokenizer, arguments.prompts)
-        title = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}.get(name, "held-out")
-        title = f"{title}, {len(suite.prompts)}"
+        held_out = name in arguments.rows
+        suite = load_suite(name, tokenizer, arguments.held_out if held_out else arguments.prompts)
+        title = f"{'held-out' if held_out else TITLES[name]}, {len(suite.prompts)}"
         if not measured:
             measure(target, suite.prompts[:1], ways, max_new_tokens=8)  # warms up
         measured[title] = measure(target, tqdm(suite.prompts, desc=title), ways, arguments.new_tokens)
@@ -90,8 +94,7 @@ def main():
     text = (
         f"Acceptance length τ, greedy, {arguments.new_tokens} new tokens, bf16, one prompt at a time, with 95 % "
         "intervals over prompts (paired where two are compared). `block`: the block objective alone, for the same "
-        "number of seconds. Speedup: carryover on against plain `generate`, in the same run.\n\n"
-        + markdown_table(table)
+        "number of seconds.\n\n" + markdown_table(table)
     )
     results = {
         "estimates": numbers,
