@@ -206,6 +206,8 @@ def test_evaluation_pools_counts_and_agrees_with_generation(tmp_path):
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0
     assert math.isfinite(metrics["eval_cross_entropy"])
+    # The rows are what the target says, so rounds over them are those of `generate`, one for one.
+    assert metrics["eval_recorded_tau"] == pytest.approx(metrics["eval_generate_tau_no_carry"])
 
 
 def test_the_trainer_warns_when_generation_is_far_from_teacher_forcing(tmp_path, caplog):

@@ -12,7 +12,7 @@ from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.losses import distillation_loss
 from hf_carryover.trainer.masks import HIDDEN, Rows, block_mask, dense_mask
 from hf_carryover.trainer.objectives import DraftLoss, after_rejection
-from hf_carryover.trainer.packing import PackedCollator, held_out_prompts, pack
+from hf_carryover.trainer.packing import PackedCollator, documents, pack
 from tests.tiny import random_drafter, tiny_prompt, tiny_target
 
 FIRST, SECOND = 12, 9  # tokens of the two packed documents
@@ -64,9 +64,11 @@ def test_packing_keeps_documents_apart_by_number_and_position():
     assert (batch["labels"] != -100).equal(batch["loss_mask"].bool())
 
 
-def test_a_held_out_prompt_is_what_stands_before_the_answer():
-    sequences = list(pack([{"input_ids": [5, 6, 7, 8], "loss_mask": [0, 0, 1, 1]}] * 2, 8))
-    assert held_out_prompts(sequences, 5) == [[5, 6], [5, 6]]
+def test_documents_come_out_of_a_sequence_as_they_went_in():
+    rows = [{"input_ids": [5, 6, 7, 8 + i], "loss_mask": [0, 0, 1, 1]} for i in range(3)]
+    no_prompt = {"input_ids": [1, 2], "loss_mask": [1, 1]}
+    assert documents(pack([rows[0], no_prompt, *rows[1:]], 10), 5) == rows
+    assert documents(pack(rows, 8), 2) == rows[:2]
 
 
 def test_anchors_are_tokens_whose_next_token_is_supervised():

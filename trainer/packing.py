@@ -61,18 +61,18 @@ def packed_dataset(rows: Source | None, length: int, tokenizer: PreTrainedTokeni
     return Dataset.from_list([{**sequence, "sequence": i} for i, sequence in enumerate(sequences)])
 
 
-def held_out_prompts(sequences: Iterable[Mapping[str, Any]], count: int) -> list[list[int]]:
-    """The first `count` prompts: of each packed document, the tokens before the first one that the target emitted."""
-    prompts: list[list[int]] = []
+def documents(sequences: Iterable[Mapping[str, Any]], count: int) -> list[dict[str, list[int]]]:
+    """The first `count` packed documents that begin with a prompt, as rows with `input_ids` and `loss_mask`."""
+    rows: list[dict[str, list[int]]] = []
     for sequence in sequences:
         for document in range(sequence["document"][-1] + 1):
-            if len(prompts) == count:
-                return prompts
+            if len(rows) == count:
+                return rows
             start = sequence["document"].index(document)
-            answer = sequence["loss_mask"].index(1, start)
-            if answer > start:
-                prompts.append(list(sequence["input_ids"][start:answer]))
-    return prompts
+            stop = start + sequence["document"].count(document)
+            if not sequence["loss_mask"][start]:
+                rows.append({key: list(sequence[key][start:stop]) for key in ("input_ids", "loss_mask")})
+    return rows
 
 
 class PackedCollator:
