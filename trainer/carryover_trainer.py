@@ -166,8 +166,8 @@ class CarryoverTrainer(Trainer):
             `tau_after_rejection` and
             `tau_after_rejection_no_carry` where a second round starts; with the objective `"loop"` `tau_second_block`,
             of the block behind the first one. On the prompts of `generate`: `generate_tau`, `generate_tau_no_carry`
-            and `generate_tau_looped`, and `recorded_tau`, which is what `generate_tau_no_carry` should be if the recorded
-            answers are what the target says.
+            and `generate_tau_looped`, and `recorded_tau`, which is what `generate_tau_no_carry` should be if the
+            recorded answers are what the target says.
         """
         started = time.perf_counter()
         dataset = self.eval_dataset
