@@ -233,7 +233,8 @@ class CarryoverTrainer(Trainer):
             )
             for document in set(sequence["document"]):
                 inside = [i for i in accepted if sequence["document"][i] == document and sequence["loss_mask"][i]]
-                anchor, stop = inside[0], inside[0] + self.args.eval_generate_tokens - 1
+                anchor = inside[0] if inside else -1  # an answer of one token has no round
+                stop = anchor + self.args.eval_generate_tokens - 1
                 while anchor in accepted and anchor < stop:
                     gained = min(accepted[anchor] + 1, stop - anchor)
                     rounds, committed, anchor = rounds + 1, committed + gained, anchor + gained
