@@ -75,7 +75,7 @@ def _table(evaluation: Mapping[str, Any]) -> dict[str, Any]:
     suites = list(evaluation["suites"])
     if len(suites) > 1:
         suites.append({"name": "mean", **evaluation["mean"]})
-    drafting = [way["name"] for way in suites[0]["ways"] if "speedup" in way["estimates"]]
+    drafting = [way["name"] for way in suites[0]["ways"] if "full_block_rate" in way["estimates"]]
     rows = []
     for suite in suites:
         told = {way["name"]: way["estimates"] for way in suite["ways"]}
@@ -84,12 +84,13 @@ def _table(evaluation: Mapping[str, Any]) -> dict[str, Any]:
             {
                 "title": _title(suite["name"]) + (f", {prompts[0]}" if prompts else ""),
                 "taus": [_shown(told[name]["acceptance_length"]) for name in drafting],
-                "speedup": _shown(told[drafting[0]]["speedup"]) if drafting else "",
+                "speedup": _shown(told[drafting[0]].get("speedup")),
             }
         )
     device = {"cpu": "the CPU"}.get(evaluation["device"], evaluation["device"])
     return {
         "suites": rows,
+        "measured_speed": any(row["speedup"] for row in rows),
         "ways": drafting,
         "new_tokens": evaluation["max_new_tokens"],
         "dtype": evaluation["dtype"],
@@ -117,7 +118,9 @@ def _title(suite: str) -> str:
     return TITLES.get(suite, "mean" if suite == "mean" else "held-out")
 
 
-def _shown(estimate: Mapping[str, float]) -> str:
+def _shown(estimate: Mapping[str, float] | None) -> str:
+    if estimate is None:
+        return ""
     if estimate["low"] is None:
         return f"{estimate['value']:.2f}"
     return f"{estimate['value']:.2f} ({estimate['low']:.2f}–{estimate['high']:.2f})"

@@ -22,13 +22,12 @@ RUN = {
 }
 
 
-def suite(name: str, **taus: float) -> dict:
+def suite(name: str, speed: bool = True, **taus: float) -> dict:
     ways = [{"name": "plain generate", "estimates": {}}]
     for way, tau in taus.items():
         estimate = {"value": tau, "low": tau - 0.1, "high": tau + 0.1}
-        ways.append(
-            {"name": way, "counts": [{}] * 3, "estimates": {"acceptance_length": estimate, "speedup": estimate}}
-        )
+        told = {"acceptance_length": estimate, "full_block_rate": estimate} | ({"speedup": estimate} if speed else {})
+        ways.append({"name": way, "counts": [{}] * 3, "estimates": told})
     return {"name": name, "source": f"hub/{name}", "ways": ways}
 
 
@@ -59,6 +58,17 @@ def test_a_card_tells_what_was_measured_and_trained(tmp_path):
     assert "| 2 | carryover (distillation) | rows | 123,456 | 40 | 2 | 0.0006 | 0.50 |  |" in card.text
     assert "1.00 hours in all, on cpu, 2 x86_64 cores." in card.text
     assert card.text.rstrip().endswith("Trained on a Sunday.")
+
+
+def test_a_card_without_plain_generate_says_nothing_of_speed(tmp_path):
+    random_drafter(tiny_target("qwen3")).save_pretrained(tmp_path / "drafter")
+    facts = {"device": "cpu", "dtype": "bfloat16", "threads": 1, "max_new_tokens": 64}
+    (tmp_path / "tau.json").write_text(json.dumps({**facts, "suites": [suite("math", speed=False, drafter=1.5)]}))
+    command = ["card", str(tmp_path / "drafter"), "org/target", "--evaluation", str(tmp_path / "tau.json")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    text = (tmp_path / "drafter" / "README.md").read_text()
+    assert "| prompts | τ, drafter |\n|---|---|\n| GSM8K, 3 | 1.50 (1.40–1.60) |\n" in text
+    assert "Speedup" not in text
 
 
 def test_a_card_without_measurements_has_no_empty_sections(tmp_path):
