@@ -337,8 +337,8 @@ def test_the_leading_run_ends_at_the_first_miss():
 
 
 def test_dspark_loss_of_two_tokens_by_hand():
-    logits, teacher = torch.zeros(1, 2), torch.tensor([[0.75, 0.25]])
-    loss = dspark_loss(logits, teacher, torch.tensor([2.0]), torch.tensor([0.5]))
+    log_probs, teacher = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.75, 0.25]])
+    loss = dspark_loss(log_probs, teacher, torch.tensor([2.0]), torch.tensor([0.5]))
     # distance |.5-.75| + |.5-.25| = .5; acceptance .75, and a confidence of .5 costs log 2 whatever it is compared
     # with
     torch.testing.assert_close(loss, torch.tensor([0.1 * 2 + 0.9 * 0.5 + math.log(2)]))
