@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.pair import load_target
 from benchmarks.report import markdown_table, write_report
-from hf_carryover import AutoDrafter, enable
+from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
-from hf_carryover.demo_target import load_demo_target
 from hf_carryover.evaluation import (
     Estimate,
     Way,
@@ -65,12 +64,7 @@ def main():
     parser.add_argument("--plain", action="store_true", help="also measure the speedup over plain generate")
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    if arguments.target is None:
-        target, tokenizer = load_demo_target(torch.bfloat16)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-        target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.bfloat16).eval()
-    enable(target)
+    target, tokenizer = load_target(arguments.target, torch.bfloat16)
     carryover = AutoDrafter.from_pretrained(arguments.carryover, dtype=target.dtype)
     block = AutoDrafter.from_pretrained(arguments.block or arguments.carryover, dtype=target.dtype)
     ways = [

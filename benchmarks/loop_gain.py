@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.pair import load_target
 from benchmarks.report import RESULTS, markdown_table, write_report
-from hf_carryover import AutoDrafter, enable
+from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
-from hf_carryover.demo_target import load_demo_target
 from hf_carryover.evaluation import Way, estimate, measure, ratio_of, tokens_per_second
 from hf_carryover.suites import load_suite
 
@@ -74,12 +73,7 @@ def main():
     parser.add_argument("--prompts", type=int, default=12, help="of each suite")
     parser.add_argument("--new-tokens", type=int, default=64)
     arguments = parser.parse_args()
-    if arguments.target is None:
-        target, tokenizer = load_demo_target(torch.bfloat16)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(arguments.target)
-        target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=torch.bfloat16).eval()
-    enable(target)
+    target, tokenizer = load_target(arguments.target, torch.bfloat16)
     named = [each.split("=", 1) for each in arguments.drafters] or [
         ["shipped", str(files("hf_carryover.model_cards") / DRAFTER)]
     ]

@@ -17,14 +17,14 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
+from transformers import LlamaConfig, LlamaForCausalLM, MuseGlimmerAssistantModel
 from transformers.generation.streamers import BaseStreamer
 
 from benchmarks.native import native_twin, over_whole_vocabulary
+from benchmarks.pair import load_target
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter, DFlashDrafter, DFlashDrafterConfig, enable
 from hf_carryover.cli.demo import DRAFTER
-from hf_carryover.demo_target import load_demo_target
 from hf_carryover.prompts import PROMPTS
 
 PROCESSORS = {"repetition_penalty": 1.1}
@@ -236,13 +236,9 @@ def measure_pair(target, tokenizer, drafter: DFlashDrafter, new_tokens: int) -> 
 
 def load_pair(target_folder: str | None, drafter_folder: str | None) -> tuple:
     """Target, tokenizer and drafter, the demo's unless named; in fp32, where outputs can be compared."""
-    if target_folder is None:
-        target, tokenizer = load_demo_target(torch.float32)
-    else:
-        tokenizer = AutoTokenizer.from_pretrained(target_folder)
-        target = AutoModelForCausalLM.from_pretrained(target_folder, dtype=torch.float32).eval()
+    target, tokenizer = load_target(target_folder, torch.float32)
     drafter_folder = drafter_folder or str(files("hf_carryover.model_cards") / DRAFTER)
-    return enable(target), tokenizer, AutoDrafter.from_pretrained(drafter_folder, dtype=torch.float32)
+    return target, tokenizer, AutoDrafter.from_pretrained(drafter_folder, dtype=torch.float32)
 
 
 def main():
