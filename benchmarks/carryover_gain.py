@@ -27,10 +27,9 @@ from hf_carryover.evaluation import (
     ratio_of,
     tokens_per_second,
 )
-from hf_carryover.suites import load_suite
+from hf_carryover.suites import TITLES, load_suite
 
 PLAIN, BLOCK, OFF, ON = "plain generate", "block", "carryover, off", "carryover, on"
-TITLES = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}
 COMPARED = {"on − block": (ON, BLOCK), "on − off": (ON, OFF)}
 
 
@@ -44,8 +43,11 @@ def shown(told: Estimate, sign: str = "") -> str:
 def line(title: str, suites: list[list[Way]]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A row of the table, and the estimates that it shows, of one suite or of the mean of several."""
     ways = [{way.name: way for way in suite} for suite in suites]
-    told = {name: estimate(acceptance_length, *[(suite[name],) for suite in ways]) for name in (BLOCK, OFF, ON)}
+    drafting = [name for name in (BLOCK, OFF, ON) if name in ways[0]]
+    told = {name: estimate(acceptance_length, *[(suite[name],) for suite in ways]) for name in drafting}
     for name, (one, other) in COMPARED.items():
+        if other not in drafting:
+            continue
         told[name] = estimate(difference_of(acceptance_length), *[(suite[one], suite[other]) for suite in ways])
     if PLAIN in ways[0]:
         told["speedup"] = estimate(ratio_of(tokens_per_second), *[(suite[ON], suite[PLAIN]) for suite in ways])
@@ -56,7 +58,7 @@ def line(title: str, suites: list[list[Way]]) -> tuple[dict[str, Any], dict[str,
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("carryover", nargs="?", default=str(files("hf_carryover.model_cards") / DRAFTER))
-    parser.add_argument("block", nargs="?", help="drafter of the same budget without carryover; default: the same one")
+    parser.add_argument("block", nargs="?", help="drafter of the same budget without carryover; left out by default")
     parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
     parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
     parser.add_argument("--prompts", type=int, default=20, help="of each suite")
@@ -66,10 +68,11 @@ def main():
     arguments = parser.parse_args()
     target, tokenizer = load_target(arguments.target, torch.bfloat16)
     carryover = AutoDrafter.from_pretrained(arguments.carryover, dtype=target.dtype)
-    block = AutoDrafter.from_pretrained(arguments.block or arguments.carryover, dtype=target.dtype)
-    ways = [
-        *([Way(PLAIN)] if arguments.plain else []),
-        Way(BLOCK, {"assistant_model": block, "carryover": False}),
+    ways = [Way(PLAIN)] if arguments.plain else []
+    if arguments.block:
+        block = AutoDrafter.from_pretrained(arguments.block, dtype=target.dtype)
+        ways.append(Way(BLOCK, {"assistant_model": block, "carryover": False}))
+    ways += [
         Way(OFF, {"assistant_model": carryover, "carryover": False}),
         Way(ON, {"assistant_model": carryover, "carryover": True}),
     ]
@@ -87,9 +90,11 @@ def main():
     table.append(row)
     text = (
         f"Acceptance length τ, greedy, {arguments.new_tokens} new tokens, bf16, one prompt at a time, with 95 % "
-        "intervals over prompts (paired where two are compared). `block`: the block objective alone, for the same "
-        "number of seconds.\n\n" + markdown_table(table)
+        "intervals over prompts (paired where two are compared)."
     )
+    if arguments.block:
+        text += " `block`: the block objective alone, for the same number of seconds."
+    text += f"\n\n{markdown_table(table)}"
     results = {
         "estimates": numbers,
         "ways": {title: [way.as_dict() for way in each] for title, each in measured.items()},

@@ -19,10 +19,9 @@ from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
 from hf_carryover.evaluation import Way, estimate, measure, ratio_of, tokens_per_second
-from hf_carryover.suites import load_suite
+from hf_carryover.suites import TITLES, load_suite
 
 THRESHOLDS = (None, -0.1, -0.25, -0.5, -1.0)
-TITLES = {"chat": "MT-Bench", "math": "GSM8K", "code": "HumanEval"}
 
 
 def rows_of(title: str, ways: list[Way]) -> list[dict[str, Any]]:

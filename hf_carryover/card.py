@@ -9,9 +9,9 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
 from .auto import AutoDrafter
+from .suites import TITLES
 
 TRAINING = "training.json"  # beside the weights: an entry for each run that the drafter has been through
-TITLES = {"chat": "MT-Bench", "code": "HumanEval", "math": "GSM8K"}
 
 
 def write_card(

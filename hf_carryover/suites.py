@@ -65,6 +65,9 @@ SOURCES = {
 }
 
 
+TITLES = {"chat": "MT-Bench", "code": "HumanEval", "math": "GSM8K"}  # for people
+
+
 @dataclass(frozen=True)
 class Suite:
     """
