@@ -27,7 +27,6 @@ from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import CarryoverTrainer, CarryoverTrainingArguments, DFlashDrafter, DFlashDrafterConfig, enable
 from hf_carryover.trainer.batch import Labels, sample_anchors
 from hf_carryover.trainer.losses import leading_run
-from hf_carryover.trainer.masks import HIDDEN
 from hf_carryover.trainer.objectives import Carried, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
 
@@ -204,8 +203,7 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
         _, said = guest.judge(recorded, cache, before, drafts)
         near = reconvergence(said, labels, leading_run(drafts == labels.tokens, labels.supervised))
         anchors, carried = after_rejection(loss, recorded, cache, before)
-        rejected = (carried.rows.branch != HIDDEN).view(*anchors.valid.shape, -1).any(dim=-1)
-        anchors.valid = anchors.valid & rejected
+        anchors.valid = anchors.valid & carried.nonempty()
         labels = Labels.of(recorded, anchors, DRAFTED)
         others = Carried(carried.features.roll(carried.features.shape[1] // 2, dims=1), carried.rows)
         for name, rows in (("on", carried), ("off", None), ("shuffled", others)):

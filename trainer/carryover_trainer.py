@@ -16,7 +16,6 @@ from .carryover_config import CarryoverTrainingArguments
 from .feature_cache import FeatureCache
 from .guest import GuestTarget
 from .losses import exponential_weights, leading_run
-from .masks import HIDDEN
 from .objectives import Carried, DraftLoss, Tally, after_rejection
 from .packing import PackedCollator, documents, pack, packed_dataset
 
@@ -206,8 +205,7 @@ class CarryoverTrainer(Trainer):
                     counted["tau_second_block"] = self.draft_loss(recorded, anchors, stages=second)[1]
                 if carryover:
                     shifted, carried = self._after_rejection(recorded, cache, anchors)
-                    rejected = (carried.rows.branch != HIDDEN).view(*shifted.valid.shape, -1).any(dim=-1)
-                    shifted.valid = shifted.valid & rejected
+                    shifted.valid = shifted.valid & carried.nonempty()
                     counted["tau_after_rejection"] = self.draft_loss(recorded, shifted, carried)[1]
                     counted["tau_after_rejection_no_carry"] = self.draft_loss(recorded, shifted)[1]
             for name, tally in counted.items():

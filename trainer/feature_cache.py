@@ -33,8 +33,8 @@ class FeatureCache:
     """
 
     def __init__(self, folder: Path, sequences: Dataset, guest: GuestTarget, batch_size: int = 8):
-        lengths = [len(ids) for ids in sequences["input_ids"]]
-        self.starts = torch.tensor([0, *lengths]).cumsum(0).tolist()
+        tokens = list(sequences["input_ids"])
+        self.starts = torch.tensor([0, *map(len, tokens)]).cumsum(0).tolist()
         self.hidden = guest.model.config.get_text_config(decoder=True).hidden_size
         self.width, self.dtype = (len(guest.layers) + 1) * self.hidden, guest.model.dtype
         count = self.starts[-1] * self.width
@@ -43,7 +43,7 @@ class FeatureCache:
             "layers": [layer - 1 for layer in guest.layers],
             "dtype": str(self.dtype),
             "tokens": self.starts[-1],
-            "sequences": hashlib.sha256(repr(list(sequences["input_ids"])).encode()).hexdigest(),
+            "sequences": hashlib.sha256(repr(tokens).encode()).hexdigest(),
         }
         file, note = folder / "features.bin", folder / "features.json"
         known = json.loads(note.read_text(encoding="utf-8")) if note.exists() else None

@@ -27,6 +27,10 @@ class Carried:
     features: torch.Tensor
     rows: Rows
 
+    def nonempty(self) -> torch.Tensor:
+        """`torch.BoolTensor` of shape `(batch, anchors)`: whether a branch has a row to carry."""
+        return (self.rows.branch != HIDDEN).view(*self.features.shape[:2], -1).any(dim=-1)
+
     def part(self, start: int, stop: int) -> "Carried":
         """The rows of the anchors from `start` to `stop`, whose branches count from zero again."""
         width = self.features.shape[2]
@@ -322,8 +326,7 @@ def after_rejection(
 
     Args:
         against_target (`bool`): Accept what the target would have said itself, instead of what is recorded; the two
-            differ
-            where the recorded answer was sampled.
+            differ where the recorded answer was sampled.
 
     Returns:
         The shifted anchors, invalid where they leave the supervised part, and the carried rows of each branch: those
