@@ -3,6 +3,8 @@
 from transformers import PreTrainedConfig
 from transformers.models.qwen3.configuration_qwen3 import Qwen3Config
 
+SELECTOR_HEADS = 4
+
 
 def default_target_layer_ids(num_target_layers: int, count: int) -> list[int]:
     """
@@ -47,6 +49,14 @@ class DrafterConfig(Qwen3Config):
             Whether the drafter was trained with carried rows (arXiv 2609.14717) and owns a carry embedding.
         looping (`bool`, *optional*, defaults to `False`):
             Whether the drafter was trained to draft behind its own blocks (arXiv 2610.07659); then it does by default.
+        repair (`bool`, *optional*, defaults to `False`):
+            Whether the drafter owns a selector that repairs its blocks before verification (arXiv 2610.01439).
+        repair_pool_size (`int`, *optional*, defaults to 16): Tokens of each slot that the selector chooses among.
+        repair_width (`int`, *optional*):
+            Width of the selector; by default a third of `hidden_size`, rounded to its heads, which makes about 33M
+            parameters at a `hidden_size` of 2560 and falls with its square.
+        repair_global_read (`bool`, *optional*, defaults to `True`):
+            Whether slots and candidates read each other before the first choice.
         qk_norm (`bool`, *optional*, defaults to `True`): Whether queries and keys are normalised per head.
         sliding_window_causal (`bool`, *optional*, defaults to `False`):
             Whether slots of sliding-window layers see only earlier slots of their block; full layers always see all.
@@ -75,6 +85,10 @@ class DrafterConfig(Qwen3Config):
     own_lm_head: bool = False
     carryover: bool = False
     looping: bool = False
+    repair: bool = False
+    repair_pool_size: int = 16
+    repair_width: int | None = None
+    repair_global_read: bool = True
     qk_norm: bool = True
     sliding_window_causal: bool = False
     input_embedding_scale: float | None = None
@@ -89,6 +103,8 @@ class DrafterConfig(Qwen3Config):
             self.target_hidden_size = self.hidden_size
         if self.draft_vocab_size is None:
             self.draft_vocab_size = self.vocab_size
+        if self.repair_width is None:
+            self.repair_width = SELECTOR_HEADS * max(1, round(self.hidden_size / 3 / SELECTOR_HEADS))
         super().__post_init__(**kwargs)
         if (
             self.target_layer_ids is not None
@@ -128,6 +144,16 @@ class DrafterConfig(Qwen3Config):
             raise ValueError(
                 f"`draft_vocab_size` is {self.draft_vocab_size}, more than the target's `vocab_size` of "
                 f"{self.vocab_size}: write at most that many, or leave it out to draft over the whole vocabulary."
+            )
+        if self.repair and not 2 <= self.repair_pool_size <= self.draft_vocab_size:
+            raise ValueError(
+                f"`repair_pool_size` is {self.repair_pool_size}: write at least 2, so that there is a choice, and at "
+                f"most the {self.draft_vocab_size} tokens that the drafter can propose."
+            )
+        if self.repair_width < 1 or self.repair_width % SELECTOR_HEADS:
+            raise ValueError(
+                f"`repair_width` is {self.repair_width}: write a multiple of {SELECTOR_HEADS}, one part for each head "
+                "of the selector."
             )
         if self.hidden_size != self.target_hidden_size:
             raise ValueError(
