@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,11 +63,11 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.prompt_rows = None if attention_mask is None else attention_mask[0].bool()
         self.num_drafted = drafter.config.num_drafted
         self.ends = torch.tensor(end_tokens(generation_config), device=target.device, dtype=torch.long)
-        self.masks = torch.full((1, drafter.config.block_size - 1), drafter.config.mask_token_id, device=target.device)
+        self.slots = torch.arange(drafter.config.block_size, device=self.device)
         self.cache = DrafterCache()
         self.stats = DraftStats()
         self.prefilled = False
-        self.drafted = 0  # tokens of the draft that is being verified
+        self.draft = self.ends.new_empty(1, 0)  # that is being verified
         self.clock = 0.0  # when that draft was handed over
 
     def get_candidates(
@@ -90,15 +91,17 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             The ids with the draft appended and, when sampling, the logits of the distribution it was drawn from.
         """
         started = time.perf_counter()
-        self.drafted, scores = 0, None
+        length, scores = input_ids.shape[1], None
         if not is_first_iteration:
-            budget = self._budget(input_ids.shape[1], model_kwargs.get("cache"))
+            budget = self._budget(length, model_kwargs.get("cache"))
             if budget > 0:
                 features, committed = self._take_features(model_outputs, n_last_matches)
+                behind = self._tokens_behind(input_ids, features.shape[1], committed)
                 looping = self.settings.loop_threshold is not None
                 proposal = Proposal(input_ids, self.logits_processor, self.do_sample, rated=looping)
-                self.drafted = self._draft(features, committed, budget, proposal)
-                input_ids, scores = proposal.candidates(self.drafted, input_ids.shape[1])
+                drafted = self._draft(features, committed, behind, budget, proposal)
+                input_ids, scores = proposal.candidates(drafted, length)
+        self.draft = input_ids[:, length:]
         self.clock = time.perf_counter()
         self.stats.draft_seconds += self.clock - started
         return input_ids, scores
@@ -109,7 +112,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             self.prefilled = True
             return
         self.stats.verify_seconds += time.perf_counter() - self.clock
-        self.stats.count_round(self.drafted, num_matches)
+        self.stats.count_round(self.draft.shape[1], num_matches)
         if self.stats.rounds == ROUNDS_BEFORE_WARNING and self.stats.accepted == 0:
             warnings.warn(
                 f"None of the {self.stats.drafted} tokens drafted in {ROUNDS_BEFORE_WARNING} rounds was accepted: "
@@ -143,65 +146,82 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             committed = features.shape[1]
         return features, committed
 
-    def _draft(self, features: torch.Tensor, committed: int, budget: int, proposal: Proposal) -> int:
+    def _tokens_behind(self, input_ids: torch.LongTensor, rows: int, committed: int) -> torch.LongTensor:
+        """
+        The token behind each new context row, of shape `(1, rows)`: behind a committed one the decided token, behind a
+        carried one the rejected draft's next, and behind the last of those none, -1.
+        """
+        known = torch.cat((input_ids[:, -committed:], self.draft[:, committed:rows]), dim=1)
+        return torch.nn.functional.pad(known, (0, rows - known.shape[1]), value=-1)
+
+    def _draft(
+        self, features: torch.Tensor, committed: int, behind: torch.LongTensor, budget: int, proposal: Proposal
+    ) -> int:
         """
         Draft blocks behind `proposal.path` until the gate closes; each reads `[committed | carried | looped | block]`.
 
         Returns:
             `int`: Tokens worth verifying, at most `budget`.
         """
-        start, end = self.cache.length, self.cache.length + committed
-        context_at = torch.arange(start, start + features.shape[1], device=self.device)
-        carried = context_at[None] >= end if features.shape[1] > committed else None
-        context = self.drafter.fuse(features, carried)
+        first, end = self.cache.length, self.cache.length + committed
+        carried = None
+        if features.shape[1] > committed:
+            carried = torch.arange(features.shape[1], device=self.device)[None] >= committed
+        rows = self.drafter.fuse(features, carried)
         anchor_at, drafted = end, 0
         for stages_left in reversed(range(self.settings.max_draft_stages)):
-            hidden, sure = self._draft_block(context, context_at, anchor_at, budget - drafted, proposal)
+            hidden, sure = self._draft_block(rows, first, behind, anchor_at, budget - drafted, proposal)
             drafted += sure
             self.stats.draft_stages += 1
             if not stages_left or sure < self.num_drafted or not self._goes_on(budget - drafted, proposal):
                 break
             # The next block reads the final states of this one where features would be, from its anchor on.
-            self.cache.length += len(context_at)
-            context_at = torch.arange(anchor_at, anchor_at + self.num_drafted, device=self.device)
-            context, anchor_at = hidden[:, : self.num_drafted], anchor_at + self.num_drafted
+            self.cache.length += rows.shape[1]
+            rows, behind = hidden[:, : self.num_drafted], proposal.path[:, -self.num_drafted :]
+            first, anchor_at = anchor_at, anchor_at + self.num_drafted
         self.cache.length = end  # what is carried or looped, and the block, is overwritten in the next round
         return drafted
 
     def _draft_block(
-        self, context: torch.Tensor, context_at: torch.Tensor, anchor_at: int, budget: int, proposal: Proposal
+        self,
+        rows: torch.Tensor,
+        first: int,
+        behind: torch.LongTensor,
+        anchor_at: int,
+        budget: int,
+        proposal: Proposal,
     ) -> tuple[torch.Tensor, int]:
         """
         Args:
-            context (`torch.Tensor` of shape `(1, rows, hidden)`): New context rows.
-            context_at (`torch.LongTensor` of shape `(rows,)`): Their positions.
+            rows (`torch.Tensor` of shape `(1, rows, hidden)`): New context rows.
+            first (`int`): Position of the first of them.
+            behind (`torch.LongTensor` of shape `(1, rows)`): The tokens behind them.
             anchor_at (`int`): Position of the anchor, the last token of `proposal.path`.
 
         Returns:
             Final states of the block, of shape `(1, slots, hidden)`, and how many of its tokens are worth verifying.
         """
-        drafter, device = self.drafter, self.device
-        anchor = proposal.path[:, -1:].to(self.masks.device)
-        block = torch.cat((anchor, self.masks), dim=1)
-        block_at = torch.arange(anchor_at, anchor_at + block.shape[1], device=device)
-        hidden = drafter(
-            block_embeds=self._embed(block),
-            context=context,
-            position_ids=torch.cat((context_at, block_at))[None],
+        drafter, anchor = self.drafter, proposal.path[:, -1:].to(self.device)
+        run = partial(
+            drafter,
+            context=drafter.pair(rows, behind, self._embed),
+            position_ids=torch.cat(
+                (torch.arange(first, first + rows.shape[1], device=self.device), anchor_at + self.slots)
+            )[None],
             cache=self.cache,
-        ).last_hidden_state
-        slots = min(budget, self.num_drafted)
-        read = hidden[:, : block.shape[1] - self.num_drafted + slots]
-        anchor = anchor.to(device)
-        tokens = drafter.choose(read, drafter.read_out(read, self.head), anchor, proposal.pick, self._embed)
+        )
+        before, slots = anchor_at - 1 - first, min(budget, self.num_drafted)
+        hidden, tokens = drafter.draft_block(
+            run, rows[:, before : before + 1], anchor, slots, self.head, proposal.pick, self._embed
+        )
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return hidden, slots
-        sure = drafter.confidence(read, anchor, tokens)[0] >= threshold
+        sure = drafter.confidence(hidden, anchor, tokens)[0] >= threshold
         return hidden, int(sure.cumprod(dim=0).sum())
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """`(1, n)` tokens to their embeddings `(1, n, hidden)`; the target's embedding may be on another device."""
-        rows = self.drafter.embed(tokens.to(self.masks.device), self.embedding)
+        rows = self.drafter.embed(tokens.to(self.ends.device), self.embedding)
         return rows.to(self.device, self.dtype)
 
     def _goes_on(self, budget: int, proposal: Proposal) -> bool:

@@ -17,6 +17,8 @@ from .cache_drafter import DrafterCache
 from .configuration_dflash import DFlashDrafterConfig
 from .modeling_drafter import Drafter
 
+Rotation = tuple[torch.Tensor, torch.Tensor]  # cosines and sines of `(batch, 1, rows, rotary)`
+
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     """Apply RoPE to the first `rotary` channels: `(batch, heads, rows, head_dim)`, `(batch, 1, rows, rotary)`."""
@@ -52,27 +54,37 @@ class DFlashAttention(Qwen3Attention):
         self,
         hidden_states: torch.Tensor,
         context: torch.Tensor,
-        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        position_embeddings: Rotation,
         attention_mask: torch.Tensor | None,
         cache: DrafterCache | None = None,
         **kwargs,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        slots = hidden_states.shape[1]
-        rows = torch.cat((context, hidden_states), dim=1)
-
-        def heads(states):
-            return states.view(*states.shape[:2], -1, self.head_dim)
-
-        query = self.q_norm(heads(self.q_proj(hidden_states))).transpose(1, 2)
-        key = self.k_norm(heads(self.k_proj(rows))).transpose(1, 2)
-        value = heads(self.v_proj(rows)).transpose(1, 2)
-
-        cos, sin = position_embeddings
-        query = rotate(query, cos[:, :, -slots:], sin[:, :, -slots:])
-        key = rotate(key, cos, sin)
+        slots, (cos, sin) = hidden_states.shape[1], position_embeddings
+        key, value = self.keys_values(torch.cat((context, hidden_states), dim=1), position_embeddings)
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
+        rotation = cos[:, :, -slots:], sin[:, :, -slots:]
+        return self.read(hidden_states, rotation, key, value, attention_mask, **kwargs)
 
+    def keys_values(self, rows: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """From `(batch, rows, hidden)` to two `torch.Tensor` of shape `(batch, kv_heads, rows, head_dim)`."""
+        key = rotate(self.k_norm(self._heads(self.k_proj(rows))).transpose(1, 2), *rotation)
+        return key, self._heads(self.v_proj(rows)).transpose(1, 2)
+
+    def _heads(self, states: torch.Tensor) -> torch.Tensor:
+        return states.view(*states.shape[:2], -1, self.head_dim)
+
+    def read(
+        self,
+        hidden_states: torch.Tensor,
+        rotation: Rotation,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        **kwargs,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Let `hidden_states` `(batch, slots, hidden)` attend to keys and values, all those that the mask shows."""
+        query = rotate(self.q_norm(self._heads(self.q_proj(hidden_states))).transpose(1, 2), *rotation)
         implementation = self.config._attn_implementation
         if isinstance(attention_mask, torch.Tensor) and implementation != "eager":
             implementation = "sdpa"  # flash kernels window by index, and flex attention would add a boolean mask

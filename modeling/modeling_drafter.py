@@ -5,12 +5,14 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_drafter import DrafterConfig
 
 Head = Callable[[torch.Tensor], torch.Tensor]
 Pick = Callable[[torch.Tensor], torch.Tensor]
 Embed = Callable[[torch.Tensor], torch.Tensor]
+Run = Callable[..., BaseModelOutput]
 
 LOOP_THRESHOLD = -0.5  # nats a block, which arXiv 2610.07659 found best for all but one drafter
 
@@ -81,6 +83,58 @@ class Drafter(PreTrainedModel):
         """Get a drafter ready to be trained for several blocks a round; it then loops by default."""
         self.config.looping = True
         self.generation_config.loop_threshold = LOOP_THRESHOLD
+
+    def pair(self, rows: torch.Tensor, tokens: torch.LongTensor, embed: Embed) -> torch.Tensor:
+        """
+        Context rows as attention reads them, for drafters whose rows also read the token behind them.
+
+        Args:
+            rows (`torch.Tensor` of shape `(batch, rows, hidden)`): From `fuse`, or final states of a looped block.
+            tokens (`torch.LongTensor` of shape `(batch, rows)`): The token behind each row, -1 where there is none.
+            embed (`Callable`): From tokens `(batch, n)` to their embeddings `(batch, n, hidden)`.
+
+        Returns:
+            `torch.Tensor` of shape `(batch, rows, width)`, the `context` of `forward`.
+        """
+        return rows
+
+    def draft_block(
+        self, run: Run, state: torch.Tensor, anchor: torch.Tensor, count: int, head: Head, pick: Pick, embed: Embed
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """
+        Draft behind anchors that nothing is known to follow.
+
+        Args:
+            run (`Callable`): `forward` with context, positions, mask and cache given.
+            state (`torch.Tensor` of shape `(batch, blocks, hidden)`): The context row before each anchor, not paired.
+            anchor (`torch.LongTensor` of shape `(batch, blocks)`): The last decided tokens.
+            count (`int`): Tokens to draft, at most `num_drafted`.
+            head, pick, embed (`Callable`): As for `read_out` and `choose`.
+
+        Returns:
+            Final states `(batch * blocks, slots, hidden)` of the slots that were read, and tokens
+            `(batch * blocks, count)`.
+        """
+        hidden = self.read_block(run, state, anchor.unsqueeze(-1), embed)
+        hidden = hidden[:, : self.config.block_size - self.config.num_drafted + count]
+        logits = self.read_out(hidden, head)
+        return hidden, self.choose(hidden, logits, anchor.reshape(-1, 1), pick, embed)
+
+    def read_block(self, run: Run, state: torch.Tensor, tokens: torch.Tensor, embed: Embed) -> torch.Tensor:
+        """
+        Final states of blocks over known tokens, of which parallel drafters read the anchor only; what training needs.
+
+        Args:
+            run, state, embed: As for `draft_block`.
+            tokens (`torch.LongTensor` of shape `(batch, blocks, slots)`): From the anchor on.
+
+        Returns:
+            `torch.Tensor` of shape `(batch * blocks, slots, hidden)`.
+        """
+        block = tokens.new_full((*tokens.shape[:2], self.config.block_size), self.config.mask_token_id)
+        block[..., 0] = tokens[..., 0]
+        hidden = run(block_embeds=embed(block.flatten(1))).last_hidden_state
+        return hidden.view(-1, self.config.block_size, hidden.shape[-1])
 
     def fuse(self, features: torch.Tensor, carried: torch.Tensor | None = None) -> torch.Tensor:
         """

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -22,10 +22,12 @@ class Carried:
     Attributes:
         features (`torch.Tensor` of shape `(batch, anchors, rows, n_layers * target_hidden)`).
         rows ([`Rows`] of shape `(batch, anchors * rows)`): `HIDDEN` where there is nothing to carry.
+        behind (`torch.LongTensor` of shape `(batch, anchors, rows)`): The draft's next token, -1 behind the last.
     """
 
     features: torch.Tensor
     rows: Rows
+    behind: torch.Tensor
 
     def nonempty(self) -> torch.Tensor:
         """`torch.BoolTensor` of shape `(batch, anchors)`: whether a branch has a row to carry."""
@@ -36,7 +38,7 @@ class Carried:
         width = self.features.shape[2]
         rows = self.rows[:, start * width : stop * width]
         rows.branch = torch.where(rows.branch == HIDDEN, HIDDEN, rows.branch - start)
-        return Carried(self.features[:, start:stop], rows)
+        return Carried(self.features[:, start:stop], rows, self.behind[:, start:stop])
 
 
 @dataclass
@@ -145,28 +147,46 @@ class DraftLoss:
         Returns:
             `torch.Tensor` of shape `(batch * anchors, slots, hidden)`: final states of all blocks.
         """
-        config = self.drafter.config
-        batch, count = anchors.index.shape
+        run, state = self._bind(recorded, context, anchors, carried, looped)
         first = 0 if looped is None else looped.shape[2]
-        block = torch.full((batch, count, config.block_size), config.mask_token_id, device=anchors.index.device)
-        block[..., 0] = anchors.take(recorded.tokens, first).squeeze(-1)
-        embeds = self._embed(context.dtype)(block.flatten(1))
-        queries, context_rows = anchors.rows(recorded, config.block_size, first), [recorded.rows()]
+        tokens = anchors.take(recorded.tokens, first + self._slots(anchors))
+        return self.drafter.read_block(run, state, tokens, self._embed(context.dtype))
+
+    def _slots(self, anchors: Anchors) -> torch.Tensor:
+        return torch.arange(self.drafter.config.block_size, device=anchors.index.device)
+
+    def _bind(
+        self,
+        recorded: Recorded,
+        context: torch.Tensor,
+        anchors: Anchors,
+        carried: Carried | None,
+        looped: torch.Tensor | None = None,
+    ) -> tuple[Callable, torch.Tensor]:
+        """The drafter's forward with all but the blocks given, and the row before each block, for `read_block`."""
+        drafter, embed = self.drafter, self._embed(context.dtype)
+        first = 0 if looped is None else looped.shape[2]
+        state = anchors.take(context, -1).squeeze(2) if looped is None else looped[:, :, -1]
+        queries = anchors.rows(recorded, drafter.config.block_size, first)
+        keys = [recorded.rows()]
+        paired = [drafter.pair(context, torch.nn.functional.pad(recorded.tokens[:, 1:], (0, 1), value=-1), embed)]
         if carried is not None:
             marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
-            context = torch.cat((context, self.drafter.fuse(carried.features.flatten(1, 2), marks)), dim=1)
-            context_rows.append(carried.rows)
+            rows = drafter.fuse(carried.features.flatten(1, 2), marks)
+            paired.append(drafter.pair(rows, carried.behind.flatten(1), embed))
+            keys.append(carried.rows)
         if looped is not None:
-            context = torch.cat((context, looped.flatten(1, 2)), dim=1)
-            context_rows.append(anchors.rows(recorded, first))
-        keys = Rows.concatenate(*context_rows, queries)
-        output = self.forward(
-            block_embeds=embeds,
-            context=context,
-            position_ids=keys.position.clamp(min=0),
-            attention_mask=layer_masks(config, queries, keys),
+            ahead = 1 + torch.arange(first, device=anchors.index.device)
+            paired.append(drafter.pair(looped.flatten(1, 2), anchors.take(recorded.tokens, ahead).flatten(1), embed))
+            keys.append(anchors.rows(recorded, first))
+        rows = Rows.concatenate(*keys, queries)
+        run = partial(
+            self.forward,
+            context=torch.cat(paired, dim=1),
+            position_ids=rows.position.clamp(min=0),
+            attention_mask=layer_masks(drafter.config, queries, rows),
         )
-        return output.last_hidden_state.view(batch * count, config.block_size, -1)
+        return run, state
 
     def logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
         """
@@ -307,11 +327,15 @@ class DraftLoss:
         for start in range(0, anchors.index.shape[1], self.anchors_per_chunk):
             part = slice(start, start + self.anchors_per_chunk)
             branches = None if carried is None else carried.part(part.start, part.stop)
-            hidden = self.hidden(recorded, context, anchors[:, part], branches)
-            anchor = anchors[:, part].take(recorded.tokens).flatten(0, 1)
-            logits = self.drafter.read_out(hidden, self.head)
-            tokens = self.drafter.choose(
-                hidden, logits, anchor, lambda scores: scores.argmax(dim=-1), self._embed(hidden.dtype)
+            run, state = self._bind(recorded, context, anchors[:, part], branches)
+            _, tokens = self.drafter.draft_block(
+                run,
+                state,
+                anchors[:, part].take(recorded.tokens).squeeze(-1),
+                self.drafter.config.num_drafted,
+                self.head,
+                pick=lambda scores: scores.argmax(dim=-1),
+                embed=self._embed(context.dtype),
             )
             drafts.append(tokens.view(len(anchors.index), -1, tokens.shape[-1]))
         return torch.cat(drafts, dim=1)
@@ -344,4 +368,5 @@ def after_rejection(
     shifted = Anchors(index, anchors.valid)
     same = shifted.take(recorded.document) == anchors.take(recorded.document)
     shifted.valid = anchors.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
-    return shifted, Carried(features, rows)
+    behind = torch.nn.functional.pad(drafts[..., 1:], (0, 1), value=-1)
+    return shifted, Carried(features, rows, behind)
