@@ -10,7 +10,7 @@ from transformers import Cache, GenerationConfig, LogitsProcessorList, PreTraine
 from transformers.generation import CandidateGenerator
 from transformers.utils import ModelOutput
 
-from ..modeling import DrafterCache
+from ..modeling import HISTORY, DrafterCache, History
 from .pairing import end_tokens
 from .proposal import Proposal
 from .settings import DraftCall
@@ -51,6 +51,11 @@ class CarryoverCandidateGenerator(CandidateGenerator):
                 f"`assistant_confidence_threshold` is {settings.assistant_confidence_threshold}, but this "
                 f"{type(drafter).__name__} has no confidence head: set it to None."
             )
+        if settings.repair and not getattr(drafter.config, "repair", False):
+            raise ValueError(
+                f"`repair` is True, but this {type(drafter).__name__} has no selector: set it to False, or call "
+                "`drafter.add_repair()` and train it with the objective `repair`."
+            )
         self.drafter, self.settings = drafter, settings
         self.device, self.dtype = drafter.device, drafter.dtype  # kept, since a model looks for them in its parameters
         self.logits_processor = logits_processor
@@ -65,6 +70,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         self.ends = torch.tensor(end_tokens(generation_config), device=target.device, dtype=torch.long)
         self.slots = torch.arange(drafter.config.block_size, device=self.device)
         self.cache = DrafterCache()
+        self.committed = torch.empty(1, 0, drafter.config.hidden_size, device=self.device, dtype=self.dtype)
         self.stats = DraftStats()
         self.prefilled = False
         self.draft = self.ends.new_empty(1, 0)  # that is being verified
@@ -101,6 +107,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
                 proposal = Proposal(input_ids, self.logits_processor, self.do_sample, rated=looping)
                 drafted = self._draft(features, committed, behind, budget, proposal)
                 input_ids, scores = proposal.candidates(drafted, length)
+                if proposal.replaced:
+                    self.stats.repaired += int(torch.cat(proposal.replaced)[:drafted].sum())
         self.draft = input_ids[:, length:]
         self.clock = time.perf_counter()
         self.stats.draft_seconds += self.clock - started
@@ -168,6 +176,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         if features.shape[1] > committed:
             carried = torch.arange(features.shape[1], device=self.device)[None] >= committed
         rows = self.drafter.fuse(features, carried)
+        self.committed = torch.cat((self.committed, rows[:, :committed]), dim=1)[:, -HISTORY:]
         anchor_at, drafted = end, 0
         for stages_left in reversed(range(self.settings.max_draft_stages)):
             hidden, sure = self._draft_block(rows, first, behind, anchor_at, budget - drafted, proposal)
@@ -210,9 +219,12 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             )[None],
             cache=self.cache,
         )
+        history = None
+        if self.settings.repair:
+            history = History(self.committed, self.committed.new_ones(self.committed.shape[:2], dtype=torch.bool))
         before, slots = anchor_at - 1 - first, min(budget, self.num_drafted)
         hidden, tokens = drafter.draft_block(
-            run, rows[:, before : before + 1], anchor, slots, self.head, proposal.pick, self._embed
+            run, rows[:, before : before + 1], anchor, slots, self.head, proposal.pick, self._embed, history
         )
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return hidden, slots

@@ -18,7 +18,9 @@ class Proposal:
     Attributes:
         path (`torch.LongTensor` of shape `(1, length + picked)`): `input_ids` and the draft.
         log_probs (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the drafter's own, at
-            temperature 1 and before the processors.
+            temperature 1, before a repair and before the processors.
+        replaced (`list[torch.Tensor]`): Of shape `(slots,)` for each repaired `pick`: whether its tokens are others
+            than the drafter's most likely ones.
     """
 
     def __init__(
@@ -33,12 +35,14 @@ class Proposal:
         self.do_sample = do_sample
         self.rated = rated
         self.log_probs: list[torch.Tensor] = []
+        self.replaced: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
 
-    def pick(self, logits: torch.Tensor) -> torch.Tensor:
+    def pick(self, logits: torch.Tensor, native: torch.Tensor | None = None) -> torch.Tensor:
         """
         Args:
             logits (`torch.Tensor` of shape `(1, slots, vocab)`): Final logits of the next slots.
+            native (`torch.Tensor` of shape `(1, slots, vocab)`, *optional*): Those before a repair.
 
         Returns:
             `torch.LongTensor` of shape `(1, slots)`, on the device of `logits`.
@@ -48,7 +52,10 @@ class Proposal:
             self._extend(step)
         picked = self.path[:, length:].to(logits.device)
         if self.rated:
-            self.log_probs.append(logits[0].float().log_softmax(dim=-1).gather(-1, picked.T)[:, 0])
+            own = logits if native is None else native
+            self.log_probs.append(own[0].float().log_softmax(dim=-1).gather(-1, picked.T)[:, 0])
+        if native is not None:
+            self.replaced.append(picked[0] != native[0].argmax(dim=-1))
         return picked
 
     def _extend(self, logits: torch.Tensor):

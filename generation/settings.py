@@ -17,6 +17,7 @@ class DraftSettings:
             Draft another block before the target verifies, as long as the summed log-probability of the latest one is
             not lower (arXiv 2610.07659); `None` drafts one block a round, `-inf` always goes on.
         max_draft_stages (`int`): Most blocks drafted in a round when looping.
+        repair (`bool`): Whether the drafter's selector repairs each block (arXiv 2610.01439).
         num_assistant_tokens (`int`, *optional*): Most tokens drafted in a round; `None` drafts whole blocks.
         assistant_confidence_threshold (`float`, *optional*):
             Cut the draft at the first slot whose predicted acceptance is lower; needs a confidence head.
@@ -25,6 +26,7 @@ class DraftSettings:
     carryover: bool = False
     loop_threshold: float | None = None
     max_draft_stages: int = 4
+    repair: bool = False
     num_assistant_tokens: int | None = None
     assistant_confidence_threshold: float | None = None
 

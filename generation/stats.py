@@ -14,7 +14,9 @@ class DraftStats:
         accepted (`int`): Proposed tokens that the target accepted and the output kept.
         committed (`int`): Tokens that the rounds added to the output, the target's own included.
         draft_stages (`int`): Blocks drafted.
-        repaired (`int`): Drafted tokens that a selector replaced before verification.
+        repaired (`int`):
+            Proposed tokens that a selector put in the place of the drafter's most likely ones; when sampling, also
+            those that it drew with the drafter's own probability.
         accepted_at (`list[int]`): How many rounds accepted the i-th drafted token.
         draft_seconds (`float`): Time spent drafting.
         verify_seconds (`float`): Time from the end of a draft to the end of its verification.

@@ -11,6 +11,7 @@ from .modeling_dflash import DFlashDrafter
 from .modeling_domino import DominoDrafter
 from .modeling_drafter import Drafter
 from .modeling_dspark import DSparkDrafter
+from .modeling_relay import HISTORY, History, RepairSelector
 
 for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter):
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
@@ -20,6 +21,7 @@ for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter):
     drafter.register_for_auto_class("AutoModel")
 
 __all__ = [
+    "HISTORY",
     "DFlashDrafter",
     "DFlashDrafterConfig",
     "DSparkDrafter",
@@ -29,5 +31,7 @@ __all__ = [
     "Drafter",
     "DrafterCache",
     "DrafterConfig",
+    "History",
+    "RepairSelector",
     "default_target_layer_ids",
 ]

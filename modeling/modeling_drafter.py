@@ -8,9 +8,10 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
 from .configuration_drafter import DrafterConfig
+from .modeling_relay import BlockRead, History, Pools, RepairSelector, SelectorOutput, Walk
 
 Head = Callable[[torch.Tensor], torch.Tensor]
-Pick = Callable[[torch.Tensor], torch.Tensor]
+Pick = Callable[..., torch.Tensor]
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[..., BaseModelOutput]
 
@@ -35,7 +36,7 @@ class Drafter(PreTrainedModel):
 
     Embedding and LM head are the target's: they are passed in, always called, and never in this model's `state_dict`.
     Settings of drafting live in `generation_config` and are saved and loaded with the weights: `carryover`,
-    `loop_threshold`, `max_draft_stages`, `num_assistant_tokens` (most tokens drafted in a round) and
+    `loop_threshold`, `max_draft_stages`, `repair`, `num_assistant_tokens` (most tokens drafted in a round) and
     `assistant_confidence_threshold`.
     """
 
@@ -59,7 +60,10 @@ class Drafter(PreTrainedModel):
         self.generation_config = GenerationConfig(carryover=config.carryover)
         if config.looping:
             self.generation_config.loop_threshold = LOOP_THRESHOLD
+        if config.repair:
+            self.generation_config.repair = True
         self.carry_embedding = CarryEmbedding(config.feature_size) if config.carryover else None
+        self.selector = RepairSelector(config) if config.repair else None
         if config.draft_vocab_size < config.vocab_size:
             self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
         self.lm_head = (
@@ -69,6 +73,8 @@ class Drafter(PreTrainedModel):
     def _init_weights(self, module: nn.Module):
         super()._init_weights(module)
         if isinstance(module, CarryEmbedding):
+            nn.init.zeros_(module.weight)
+        if isinstance(module, SelectorOutput):
             nn.init.zeros_(module.weight)
         if isinstance(module, Drafter) and hasattr(module, "d2t"):
             module.d2t.copy_(torch.arange(module.config.draft_vocab_size))
@@ -83,6 +89,14 @@ class Drafter(PreTrainedModel):
         """Get a drafter ready to be trained for several blocks a round; it then loops by default."""
         self.config.looping = True
         self.generation_config.loop_threshold = LOOP_THRESHOLD
+
+    def add_repair(self):
+        """Get a drafter ready to be trained to repair its blocks: give it a selector, which keeps all at first."""
+        self.config.repair = self.generation_config.repair = True
+        if self.selector is None:
+            self.config._refuse_contradictions()
+            self.selector = RepairSelector(self.config).to(self.device, self.dtype)
+            self.selector.apply(self._init_weights)
 
     def pair(self, rows: torch.Tensor, tokens: torch.LongTensor, embed: Embed) -> torch.Tensor:
         """
@@ -99,7 +113,15 @@ class Drafter(PreTrainedModel):
         return rows
 
     def draft_block(
-        self, run: Run, state: torch.Tensor, anchor: torch.Tensor, count: int, head: Head, pick: Pick, embed: Embed
+        self,
+        run: Run,
+        state: torch.Tensor,
+        anchor: torch.Tensor,
+        count: int,
+        head: Head,
+        pick: Pick,
+        embed: Embed,
+        history: History | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Draft behind anchors that nothing is known to follow.
@@ -110,6 +132,7 @@ class Drafter(PreTrainedModel):
             anchor (`torch.LongTensor` of shape `(batch, blocks)`): The last decided tokens.
             count (`int`): Tokens to draft, at most `num_drafted`.
             head, pick, embed (`Callable`): As for `read_out` and `choose`.
+            history ([`History`], *optional*): Of `batch * blocks`; with it the selector repairs the block.
 
         Returns:
             Final states `(batch * blocks, slots, hidden)` of the slots that were read, and tokens
@@ -118,7 +141,10 @@ class Drafter(PreTrainedModel):
         hidden = self.read_block(run, state, anchor.unsqueeze(-1), embed)
         hidden = hidden[:, : self.config.block_size - self.config.num_drafted + count]
         logits = self.read_out(hidden, head)
-        return hidden, self.choose(hidden, logits, anchor.reshape(-1, 1), pick, embed)
+        anchor = anchor.reshape(-1, 1)
+        if history is None:
+            return hidden, self.choose(hidden, logits, anchor, pick, embed)
+        return hidden, self.choose_repaired(hidden, logits, anchor, pick, embed, history)
 
     def read_block(self, run: Run, state: torch.Tensor, tokens: torch.Tensor, embed: Embed) -> torch.Tensor:
         """
@@ -247,6 +273,60 @@ class Drafter(PreTrainedModel):
             `torch.LongTensor` of shape `(batch, num_drafted)`.
         """
         return pick(self.over_target_vocabulary(logits))
+
+    def choose_repaired(
+        self,
+        hidden: torch.Tensor,
+        logits: torch.Tensor,
+        anchor: torch.Tensor,
+        pick: Pick,
+        embed: Embed,
+        history: History,
+    ) -> torch.Tensor:
+        """
+        `choose`, but the selector offers what is picked from: the drafter's own choice or another token of its pool.
+
+        Args:
+            hidden, logits, anchor, embed: As for `choose`.
+            pick (`Callable`): As for `choose`; it also gets the logits before the repair, `(batch, 1, vocab)`.
+            history ([`History`]): What is committed.
+
+        Returns:
+            `torch.LongTensor` of shape `(batch, num_drafted)`.
+        """
+        block = self.read_pools(hidden, logits, anchor, embed, history)
+        walk = Walk(self.selector, block, anchor, embed)
+
+        def pick_repaired(native: torch.Tensor) -> torch.Tensor:
+            tokens = []
+            for step in native.split(1, dim=1):
+                tokens.append(pick(walk.offer(step), step))
+                walk.take(tokens[-1])
+            return torch.cat(tokens, dim=1)
+
+        return self.choose(hidden, logits, anchor, pick_repaired, embed)
+
+    def read_pools(
+        self, hidden: torch.Tensor, logits: torch.Tensor, anchor: torch.Tensor, embed: Embed, history: History
+    ) -> BlockRead:
+        """
+        Let the selector read a block and its pools, which are those of the drafter's own greedy path.
+
+        Args:
+            hidden, logits, anchor, embed: As for `choose`.
+            history ([`History`]): What is committed.
+        """
+        path = []
+
+        def most_likely(native: torch.Tensor) -> torch.Tensor:
+            path.append(native)
+            return native.argmax(dim=-1)
+
+        with torch.no_grad():  # which tokens are in a pool has no gradient
+            self.choose(hidden, logits, anchor, most_likely, embed)
+            pools = Pools.of(torch.cat(path, dim=1), self.config.repair_pool_size)
+        embeds = embed(pools.tokens.flatten(1)).unflatten(1, pools.tokens.shape[1:])
+        return self.selector.read(self.predicting(hidden), pools, embeds, history)
 
     def teacher_forced(
         self, hidden: torch.Tensor, logits: torch.Tensor, previous: torch.Tensor, embed: Embed
