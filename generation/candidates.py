@@ -176,7 +176,8 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         if features.shape[1] > committed:
             carried = torch.arange(features.shape[1], device=self.device)[None] >= committed
         rows = self.drafter.fuse(features, carried)
-        self.committed = torch.cat((self.committed, rows[:, :committed]), dim=1)[:, -HISTORY:]
+        if self.settings.repair:
+            self.committed = torch.cat((self.committed, rows[:, :committed]), dim=1)[:, -HISTORY:]
         anchor_at, drafted = end, 0
         for stages_left in reversed(range(self.settings.max_draft_stages)):
             hidden, sure = self._draft_block(rows, first, behind, anchor_at, budget - drafted, proposal)

@@ -11,7 +11,7 @@ from .modeling_dflash import DFlashDrafter
 from .modeling_domino import DominoDrafter
 from .modeling_drafter import Drafter
 from .modeling_dspark import DSparkDrafter
-from .modeling_relay import HISTORY, History, RepairSelector
+from .modeling_relay import HISTORY, History, Pools, RepairSelector, Walk
 
 for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter):
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
@@ -32,6 +32,8 @@ __all__ = [
     "DrafterCache",
     "DrafterConfig",
     "History",
+    "Pools",
     "RepairSelector",
+    "Walk",
     "default_target_layer_ids",
 ]

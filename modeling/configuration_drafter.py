@@ -103,8 +103,6 @@ class DrafterConfig(Qwen3Config):
             self.target_hidden_size = self.hidden_size
         if self.draft_vocab_size is None:
             self.draft_vocab_size = self.vocab_size
-        if self.repair_width is None:
-            self.repair_width = SELECTOR_HEADS * max(1, round(self.hidden_size / 3 / SELECTOR_HEADS))
         super().__post_init__(**kwargs)
         if (
             self.target_layer_ids is not None
@@ -115,6 +113,13 @@ class DrafterConfig(Qwen3Config):
     def num_drafted(self) -> int:
         """`int`: Tokens that one block proposes."""
         return self.block_size if self.anchor_predicts else self.block_size - 1
+
+    @property
+    def selector_width(self) -> int:
+        """`int`: Width of the selector."""
+        if self.repair_width is not None:
+            return self.repair_width
+        return SELECTOR_HEADS * max(1, round(self.hidden_size / 3 / SELECTOR_HEADS))
 
     @property
     def feature_size(self) -> int:
@@ -145,12 +150,12 @@ class DrafterConfig(Qwen3Config):
                 f"`draft_vocab_size` is {self.draft_vocab_size}, more than the target's `vocab_size` of "
                 f"{self.vocab_size}: write at most that many, or leave it out to draft over the whole vocabulary."
             )
-        if self.repair and not 2 <= self.repair_pool_size <= self.draft_vocab_size:
+        if self.repair and not 2 <= self.repair_pool_size <= (self.draft_vocab_size or 0):
             raise ValueError(
                 f"`repair_pool_size` is {self.repair_pool_size}: write at least 2, so that there is a choice, and at "
                 f"most the {self.draft_vocab_size} tokens that the drafter can propose."
             )
-        if self.repair_width < 1 or self.repair_width % SELECTOR_HEADS:
+        if self.selector_width < 1 or self.selector_width % SELECTOR_HEADS:
             raise ValueError(
                 f"`repair_width` is {self.repair_width}: write a multiple of {SELECTOR_HEADS}, one part for each head "
                 "of the selector."

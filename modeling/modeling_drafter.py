@@ -1,6 +1,7 @@
 """What every drafter promises. Generation and training know drafters through this class only."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ class Drafter(PreTrainedModel):
         if config.repair:
             self.generation_config.repair = True
         self.carry_embedding = CarryEmbedding(config.feature_size) if config.carryover else None
-        self.selector = RepairSelector(config) if config.repair else None
+        self.selector: Any = RepairSelector(config) if config.repair else None
         if config.draft_vocab_size < config.vocab_size:
             self.register_buffer("d2t", torch.arange(config.draft_vocab_size))
         self.lm_head = (

@@ -104,7 +104,7 @@ class SlotMixer(nn.Module):
 
     def __init__(self, config: DrafterConfig):
         super().__init__()
-        width, eps = config.repair_width, config.rms_norm_eps
+        width, eps = config.selector_width, config.rms_norm_eps
         self.read_norm, self.mlp_norm = Qwen3RMSNorm(width, eps=eps), Qwen3RMSNorm(width, eps=eps)
         self.read = Read(width, width, width)
         self.mlp = Qwen3MLP(Qwen3Config(hidden_size=width, intermediate_size=2 * width))
@@ -120,7 +120,7 @@ class GlobalRead(nn.Module):
 
     def __init__(self, config: DrafterConfig):
         super().__init__()
-        width, self.last = config.repair_width, config.num_drafted - 1
+        width, self.last = config.selector_width, config.num_drafted - 1
         self.mixers = nn.ModuleList([SlotMixer(config) for _ in range(MIXERS)])
         self.distance_bias = nn.Embedding(2 * config.num_drafted - 1, SELECTOR_HEADS)
         self.norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps)
@@ -194,7 +194,7 @@ class RepairSelector(nn.Module):
 
     def __init__(self, config: DrafterConfig):
         super().__init__()
-        hidden, width = config.hidden_size, config.repair_width
+        hidden, width = config.hidden_size, config.selector_width
         self.state_proj = nn.Linear(hidden, width, bias=False)
         self.token_norm = Qwen3RMSNorm(hidden, eps=config.rms_norm_eps)
         self.token_proj = nn.Linear(hidden, width, bias=False)
@@ -245,9 +245,7 @@ class RepairSelector(nn.Module):
         """The prefix memory's first row, `(batch, 1, 4 * width)`: the anchor is a token only, `(batch, 1, width)`."""
         return F.pad(embedded, (0, 3 * embedded.shape[-1]))
 
-    def chosen_rows(
-        self, block: BlockRead, here: slice, tokens: torch.Tensor, embedded: torch.Tensor
-    ) -> torch.Tensor:
+    def chosen_rows(self, block: BlockRead, here: slice, tokens: torch.Tensor, embedded: torch.Tensor) -> torch.Tensor:
         """
         Rows of the prefix memory.
 

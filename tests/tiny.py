@@ -8,6 +8,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from hf_carryover import DFlashDrafter, enable
+from hf_carryover.modeling.modeling_relay import SelectorOutput
 
 VOCABULARY = 96
 MASK = VOCABULARY - 1
@@ -82,6 +83,15 @@ def random_drafter(
     ).eval()
     if drafter.carry_embedding is not None:
         nn.init.normal_(drafter.carry_embedding.weight)
+    return drafter
+
+
+def stirred(drafter: DFlashDrafter) -> DFlashDrafter:
+    """Let a new selector replace tokens at random instead of keeping them all."""
+    torch.manual_seed(0)
+    for module in drafter.selector.modules():
+        if isinstance(module, SelectorOutput):
+            nn.init.normal_(module.weight)
     return drafter
 
 

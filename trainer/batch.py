@@ -73,6 +73,24 @@ class Anchors:
         at = (self.index.unsqueeze(-1) + ahead).clamp(0, values.shape[1] - 1)
         return values[torch.arange(len(values), device=at.device)[:, None, None], at]
 
+    @classmethod
+    def concatenate(cls, *parts: "Anchors") -> "Anchors":
+        """Join along the anchors."""
+        return cls(*(torch.cat([getattr(part, name) for part in parts], dim=1) for name in ("index", "valid")))
+
+    def behind(self, recorded: Recorded, accepted: torch.Tensor) -> "Anchors":
+        """
+        Where the next round starts; invalid where that is not supervised or in another document.
+
+        Args:
+            accepted (`torch.LongTensor` of shape `(batch, anchors)`): Drafted tokens that this round accepts.
+        """
+        index = (self.index + accepted + 1).clamp(max=recorded.tokens.shape[1] - 1)
+        shifted = Anchors(index, self.valid)
+        same = shifted.take(recorded.document) == self.take(recorded.document)
+        shifted.valid = self.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
+        return shifted
+
     def rows(self, recorded: Recorded, slots: int, first: int = 0, includes_anchor: bool = False) -> Rows:
         """
         A branch of `slots` rows a block, the first one `first` behind the anchor.

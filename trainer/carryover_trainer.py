@@ -1,6 +1,7 @@
 """A `transformers.Trainer` whose model is the drafter and whose target is a frozen guest."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,12 +13,13 @@ from transformers.utils import logging
 from ..generation import CarryoverGenerationMixin, DraftStats, check_pair, check_target, disable, enable
 from .acceptance_plot import AcceptancePlot
 from .batch import Anchors, Labels, Recorded, sample_anchors, sample_stages
-from .carryover_config import CarryoverTrainingArguments
+from .carryover_config import MODIFIERS, CarryoverTrainingArguments
 from .feature_cache import FeatureCache
 from .guest import GuestTarget
 from .losses import exponential_weights, leading_run
 from .objectives import Carried, DraftLoss, Tally, after_rejection
 from .packing import PackedCollator, documents, pack, packed_dataset
+from .repair import RepairPhase, mix_anchors
 
 logger = logging.get_logger(__name__)
 
@@ -62,6 +64,14 @@ class CarryoverTrainer(Trainer):
         self.target_model = target_model.requires_grad_(False)
         if "loop" in args.objectives:
             model.add_looping()
+        if "repair" in args.objectives:
+            model.add_repair()
+        if args.train_selector_only:
+            if peft_config is not None:
+                raise ValueError(
+                    "`train_selector_only` leaves the drafter as it is and `peft_config` adapts it: leave one out."
+                )
+            model.requires_grad_(False).selector.requires_grad_(True)
         if peft_config is not None:
             from peft import get_peft_model
 
@@ -98,7 +108,8 @@ class CarryoverTrainer(Trainer):
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
         self.draft_loss.forward = model
-        self.draft_loss.base_share = 1 - self.state.global_step / max(self.state.max_steps, 1)
+        self.draft_loss.base_share = 1 - self._progress
+        self.draft_loss.repair = self._repair_phase
         counts = inputs["loss_mask"][:, 1:].sum(dim=1)
         share = counts / (counts.sum() if num_items_in_batch is None else num_items_in_batch)
         if num_items_in_batch is not None and self.args.average_tokens_across_devices:
@@ -106,6 +117,15 @@ class CarryoverTrainer(Trainer):
         with self.accelerator.autocast():
             loss = self._objective(inputs, seeds, share)
         return (loss, {}) if return_outputs else loss
+
+    @property
+    def _progress(self) -> float:
+        """`float`: Share of all steps that are done."""
+        return self.state.global_step / max(self.state.max_steps, 1)
+
+    @property
+    def _repair_phase(self) -> RepairPhase | None:
+        return RepairPhase.of(self.args, self._progress) if "repair" in self.args.objectives else None
 
     def _read(self, inputs, keep_cache: bool) -> tuple[Recorded, DynamicCache | None]:
         return self.guest.read(
@@ -123,9 +143,11 @@ class CarryoverTrainer(Trainer):
         else:
             recorded, cache = self.features.read(inputs), None
         anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
+        if (repair := self.draft_loss.repair) is not None:
+            anchors = mix_anchors(self.draft_loss.draft, recorded, anchors, repair.boundaries)
         weights = exponential_weights(self.draft_loss.drafter.config.num_drafted, self.args.loss_decay).sum().item()
         looping = "loop" in self.args.objectives
-        starts = [name for name in self.args.objectives if name != "loop"] or ["block"]
+        starts = [name for name in self.args.objectives if name not in MODIFIERS] or ["block"]
         losses = []
         for start in starts:
             carried = None
@@ -164,14 +186,16 @@ class CarryoverTrainer(Trainer):
             (the share of blocks accepted up to a slot) at recorded anchors; with a carryover drafter
             `tau_after_rejection` and
             `tau_after_rejection_no_carry` where a second round starts; with the objective `"loop"` `tau_second_block`,
-            of the block behind the first one. On the prompts of `generate`: `generate_tau`, `generate_tau_no_carry`
-            and `generate_tau_looped`, and `recorded_tau`, which is what `generate_tau_no_carry` should be if the
+            of the block behind the first one; with `"repair"` `tau_repaired`, all others being without it. On the
+            prompts of `generate`: `generate_tau`, `generate_tau_no_carry`, `generate_tau_looped` and
+            `generate_tau_repaired`, and `recorded_tau`, which is what `generate_tau_no_carry` should be if the
             recorded answers are what the target says.
         """
         started = time.perf_counter()
         dataset = self.eval_dataset
         if eval_dataset is not None:
             dataset = packed_dataset(eval_dataset, self.args.max_length, self.processing_class)
+        self.draft_loss.repair = None
         tallies = self._tallies(dataset)
         metrics = {name: tally.metrics()["tau"] for name, tally in tallies.items()}
         metrics |= tallies["tau"].metrics()
@@ -203,6 +227,8 @@ class CarryoverTrainer(Trainer):
                 if "loop" in self.args.objectives:
                     second = torch.full_like(anchors.index, 2)
                     counted["tau_second_block"] = self.draft_loss(recorded, anchors, stages=second)[1]
+                if (phase := self._repair_phase) is not None:
+                    counted["tau_repaired"] = replace(self.draft_loss, repair=phase)(recorded, anchors)[1]
                 if carryover:
                     shifted, carried = self._after_rejection(recorded, cache, anchors)
                     shifted.valid = shifted.valid & carried.nonempty()
@@ -244,12 +270,14 @@ class CarryoverTrainer(Trainer):
         training, enabled = drafter.training, isinstance(target, CarryoverGenerationMixin)
         drafter.eval()
         enable(target)
-        carryover, once = drafter.config.carryover, {"loop_threshold": None}
+        carryover, once = drafter.config.carryover, {"loop_threshold": None, "repair": False}
         settings = {"generate_tau": once | {"carryover": carryover}}
         if carryover:
             settings["generate_tau_no_carry"] = once | {"carryover": False}
         if drafter.config.looping:
-            settings["generate_tau_looped"] = {"carryover": carryover}
+            settings["generate_tau_looped"] = {"carryover": carryover, "repair": False}
+        if drafter.config.repair:
+            settings["generate_tau_repaired"] = once | {"carryover": carryover, "repair": True}
         totals = {name: DraftStats() for name in settings}
         for prompt in tqdm(prompts, desc="generate", leave=False, disable=None):
             for name, total in totals.items():

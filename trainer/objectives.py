@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from ..modeling import History, Pools
 from .batch import Anchors, Labels, Recorded
 from .chunks import sum_of_chunks
 from .guest import GuestTarget
 from .losses import distillation_loss, dspark_loss, leading_run, position_weights
 from .masks import HIDDEN, Rows, layer_masks
+from .repair import RepairPhase, history_of, selector_loss
 
 
 @dataclass
@@ -110,6 +112,7 @@ class DraftLoss:
         through_looped (`bool`): Whether gradients go through the states that later blocks read.
         base_share (`float`): Share of a `"curriculum"` loss that the logits before any correction have; the trainer
             lowers it from 1 to 0 (arXiv 2605.29707, section 3).
+        repair ([`RepairPhase`], *optional*): How the drafter's selector learns; without one, blocks are not repaired.
     """
 
     drafter: Any
@@ -123,6 +126,7 @@ class DraftLoss:
     guest: GuestTarget
     through_looped: bool = True
     base_share: float = 0.0
+    repair: RepairPhase | None = None
 
     def __post_init__(self):
         self.draft_ids = None  # index of every token in the draft vocabulary, -1 outside of it
@@ -150,7 +154,13 @@ class DraftLoss:
         run, state = self._bind(recorded, context, anchors, carried, looped)
         first = 0 if looped is None else looped.shape[2]
         tokens = anchors.take(recorded.tokens, first + self._slots(anchors))
-        return self.drafter.read_block(run, state, tokens, self._embed(context.dtype))
+        with self._drafter_gradient():
+            return self.drafter.read_block(run, state, tokens, self._embed(context.dtype))
+
+    def _drafter_gradient(self):
+        """No gradient of the drafter is wanted while its selector learns alone."""
+        alone = self.repair is not None and self.repair.alone
+        return torch.set_grad_enabled(torch.is_grad_enabled() and not alone)
 
     def _slots(self, anchors: Anchors) -> torch.Tensor:
         return torch.arange(self.drafter.config.block_size, device=anchors.index.device)
@@ -188,16 +198,17 @@ class DraftLoss:
         )
         return run, state
 
-    def logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+    def logits(self, hidden: torch.Tensor, previous: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """
         Args:
             previous (`torch.LongTensor` of shape `(blocks, num_drafted)`): The recorded token before each label.
 
         Returns:
-            `torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`.
+            Two `torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`: before and after a sequential head.
         """
-        logits = self.drafter.read_out(hidden, self.head)
-        return self.drafter.teacher_forced(hidden, logits, previous, self._embed(hidden.dtype))
+        with self._drafter_gradient():
+            logits = self.drafter.read_out(hidden, self.head)
+            return logits, self.drafter.teacher_forced(hidden, logits, previous, self._embed(hidden.dtype))
 
     def _embed(self, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
         return lambda tokens: self.drafter.embed(tokens, self.embedding).to(dtype)
@@ -205,7 +216,8 @@ class DraftLoss:
     def _chunk(self, recorded, context, anchors, carried, stages) -> tuple[torch.Tensor, Tally]:
         """The weighted loss of each block, of shape `(batch, anchors)`, and the tally of the last stage."""
         hidden = self.hidden(recorded, context, anchors, carried)
-        loss, tally = self._read(recorded, anchors, hidden)
+        history = None if self.repair is None else history_of(recorded, context, anchors)
+        loss, tally = self._read(recorded, anchors, hidden, history)
         if stages is None:
             return loss.view(anchors.index.shape), tally
         count, last = self.drafter.config.num_drafted, int(stages.max())
@@ -216,7 +228,7 @@ class DraftLoss:
             looped = states if looped is None else torch.cat((looped, states), dim=2)
             hidden = self.hidden(recorded, context, anchors, carried, looped)
             chosen = (stages == stage).flatten().nonzero().squeeze(1)
-            stage_loss, tally = self._read(recorded, anchors, hidden, looped.shape[2], chosen)
+            stage_loss, tally = self._read(recorded, anchors, hidden, history, looped.shape[2], chosen)
             later = later.index_add(0, chosen, stage_loss)
             tallies.append(tally)
         return 0.5 * (loss + later).view(anchors.index.shape), reduce(Tally.__add__, tallies)
@@ -226,12 +238,14 @@ class DraftLoss:
         recorded: Recorded,
         anchors: Anchors,
         hidden: torch.Tensor,
+        history: History | None = None,
         first: int = 0,
         chosen: torch.Tensor | slice = slice(None),
     ) -> tuple[torch.Tensor, Tally]:
         """
         Args:
             hidden (`torch.Tensor` of shape `(batch * anchors, slots, hidden)`): Final states of the blocks.
+            history ([`History`], *optional*): Of all blocks, for the selector.
             first (`int`): How far behind the anchors the blocks start.
             chosen (`torch.LongTensor`, *optional*): Blocks to read; all by default.
 
@@ -243,7 +257,8 @@ class DraftLoss:
         tokens, supervised = (each[..., first:].flatten(0, 1)[chosen] for each in (labels.tokens, labels.supervised))
         start = anchors.take(recorded.tokens, first).flatten(0, 1)[chosen]
         previous = torch.cat((start, tokens[:, :-1]), dim=1)
-        log_probs = self.logits(hidden, previous).float().log_softmax(dim=-1)
+        base, final_logits = self.logits(hidden, previous)
+        log_probs = final_logits.float().log_softmax(dim=-1)
         ids = tokens if self.draft_ids is None else self.draft_ids[tokens]
         known = supervised & (ids >= 0)
         ids = ids.clamp(min=0)
@@ -252,8 +267,7 @@ class DraftLoss:
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
         loss = cross_entropy
         if self.loss_type == "curriculum":
-            base = self.drafter.read_out(hidden, self.head).float().log_softmax(dim=-1)
-            base_loss = -base.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
+            base_loss = -base.float().log_softmax(dim=-1).gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
             loss = (1 - self.base_share) * cross_entropy + self.base_share * base_loss
         elif self.loss_type in ("distillation", "dspark"):
             ahead = first + torch.arange(count, device=anchors.index.device)
@@ -263,7 +277,41 @@ class DraftLoss:
             else:
                 confidence = self.drafter.confidence(hidden, start, tokens)
                 loss = dspark_loss(log_probs, self._probabilities(final), cross_entropy, confidence)
-        return (weights * loss).sum(dim=-1), Tally.of(hit, supervised, cross_entropy)
+        loss = (weights * loss).sum(dim=-1)
+        if history is not None and (phase := self.repair) is not None:
+            read = History(*(each[chosen] for each in history))
+            gain, pools = self._repair(hidden, base, final_logits, start, tokens, read)
+            repair_loss, hit = selector_loss(gain, pools, tokens, supervised, phase)
+            # A mean over the block like the rest of its loss, hence times what its slots weigh.
+            repair_loss = phase.alpha * weights.sum(dim=-1) * repair_loss
+            loss = repair_loss if phase.alone else loss + repair_loss
+        return loss, Tally.of(hit, supervised, cross_entropy)
+
+    def _repair(
+        self,
+        hidden: torch.Tensor,
+        base: torch.Tensor,
+        final: torch.Tensor,
+        start: torch.Tensor,
+        tokens: torch.Tensor,
+        history: History,
+    ) -> tuple[torch.Tensor, Pools]:
+        """
+        Args:
+            base, final (`torch.Tensor` of shape `(blocks, num_drafted, draft_vocab)`): From `logits`.
+            start (`torch.LongTensor` of shape `(blocks, 1)`), tokens (`(blocks, num_drafted)`): Recorded.
+
+        Returns:
+            `torch.Tensor` of shape `(blocks, num_drafted, pool)`, from `RepairSelector.teacher_forced`, and its
+            [`Pools`].
+        """
+        drafter, embed = self.drafter, self._embed(hidden.dtype)
+        # The pools are those of the drafter's own path: recorded tokens would show through them to the slots before.
+        block = drafter.read_pools(hidden, base, start, embed, history)
+        ids = block.pools.tokens if self.draft_ids is None else self.draft_ids[block.pools.tokens]
+        native = final.gather(-1, ids)
+        gain = drafter.selector.teacher_forced(block, native, embed(start), tokens, embed(tokens))
+        return gain, block.pools
 
     def _probabilities(self, final: torch.Tensor) -> torch.Tensor:
         """
@@ -334,8 +382,9 @@ class DraftLoss:
                 anchors[:, part].take(recorded.tokens).squeeze(-1),
                 self.drafter.config.num_drafted,
                 self.head,
-                pick=lambda scores: scores.argmax(dim=-1),
+                pick=lambda logits, native=None: logits.argmax(dim=-1),
                 embed=self._embed(context.dtype),
+                history=None if self.repair is None else history_of(recorded, context, anchors[:, part]),
             )
             drafts.append(tokens.view(len(anchors.index), -1, tokens.shape[-1]))
         return torch.cat(drafts, dim=1)
@@ -364,9 +413,5 @@ def after_rejection(
     rows = anchors.rows(recorded, count, first=1)
     rejected = torch.arange(count, device=accepted.device) >= accepted.unsqueeze(-1)
     rows.branch = torch.where(rejected.flatten(1), rows.branch, HIDDEN)
-    index = (anchors.index + accepted + 1).clamp(max=recorded.tokens.shape[1] - 1)
-    shifted = Anchors(index, anchors.valid)
-    same = shifted.take(recorded.document) == anchors.take(recorded.document)
-    shifted.valid = anchors.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
     behind = torch.nn.functional.pad(drafts[..., 1:], (0, 1), value=-1)
-    return shifted, Carried(features, rows, behind)
+    return anchors.behind(recorded, accepted), Carried(features, rows, behind)
