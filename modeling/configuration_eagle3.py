@@ -28,5 +28,5 @@ class Eagle3DrafterConfig(ChainDrafterConfig):
         """As `DrafterConfig.from_target`; features come from a low, the middle and a high layer by default."""
         if target_layer_ids is None:
             layers = target_config.get_text_config(decoder=True).num_hidden_layers
-            target_layer_ids = sorted({max(i, 0) for i in (1, layers // 2 - 1, layers - 4)})
+            target_layer_ids = sorted({min(max(i, 0), layers - 1) for i in (1, layers // 2 - 1, layers - 4)})
         return super().from_target(target_config, *args, target_layer_ids=target_layer_ids, **kwargs)

@@ -9,61 +9,13 @@ from torch.nn.functional import linear, scaled_dot_product_attention, silu
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hf_carryover import AutoDrafter, Eagle3Drafter, Eagle3DrafterConfig, MTPDrafter, MTPDrafterConfig, enable
-from tests.tiny import greedy, random_drafter, tiny_prompt, tiny_target
+from tests.chains import CHAINS, ERRORS, chain, chain_by_hand, scripted
+from tests.tiny import greedy, tiny_prompt, tiny_target
 
 PROMPT, ALWAYS = 3, -math.inf
-FAMILIES = [pytest.param(Eagle3Drafter, id="eagle3"), pytest.param(MTPDrafter, id="mtp")]
 
 
-def chain(target, drafter_class, **config):
-    return random_drafter(
-        target,
-        drafter_class=drafter_class,
-        **{"num_hidden_layers": 1, "mask_token_id": None, "block_size": 3, **config},
-    )
-
-
-class Scripted:
-    """Mixed into a chain: runs all of its code and then proposes what a script says."""
-
-    def forward(self, block_embeds, *, position_ids, slots, **kwargs):
-        self.next_position = int(position_ids[0, -self.config.block_size]) + 1
-        return super().forward(block_embeds, position_ids=position_ids, slots=slots, **kwargs)
-
-    def read_out(self, hidden, head):
-        logits = torch.zeros_like(super().read_out(hidden, head))
-        logits[..., self.draft_at(self.next_position)] = 100.0
-        self.next_position += 1
-        return logits
-
-    def draft_at(self, position: int) -> int:
-        token = int(self.script[min(position, len(self.script) - 1)])
-        return (token + self.errs(position)) % self.config.vocab_size
-
-
-class ScriptedEagle3(Scripted, Eagle3Drafter):
-    pass
-
-
-class ScriptedMTP(Scripted, MTPDrafter):
-    pass
-
-
-SCRIPTED = {Eagle3Drafter: ScriptedEagle3, MTPDrafter: ScriptedMTP}
-ERRORS = {
-    "oracle": lambda position: False,
-    "always wrong": lambda position: True,
-    "partly right": lambda position: position % 3 == 0,
-}
-
-
-def scripted(target, drafter_class, plain, errs, **config):
-    drafter = chain(target, SCRIPTED[drafter_class], **config)
-    drafter.script, drafter.errs = plain[0], errs
-    return drafter
-
-
-@pytest.mark.parametrize("drafter_class", FAMILIES)
+@pytest.mark.parametrize("drafter_class", CHAINS.values(), ids=CHAINS.keys())
 def test_what_each_slot_reads_by_hand(drafter_class):
     """The prompt is 0 to 2, the prefill decides 3. Round 1 drafts 4, 5, 6, of which 4 is right: 5 is the target's."""
     target, prompt = tiny_target(), tiny_prompt(PROMPT)
@@ -105,28 +57,7 @@ def test_what_each_slot_reads_by_hand(drafter_class):
         torch.testing.assert_close(slots[0][0], fused[:, [row]], atol=1e-4, rtol=1e-4)
 
 
-@torch.no_grad()
-def chain_by_hand(drafter, target, tokens: list[int], first: int) -> torch.Tensor:
-    """Final states of the slots from `first` on: the whole chain again for each, as one causal pass over all rows."""
-    states = target(torch.tensor([tokens[:first]]), output_hidden_states=True).hidden_states
-    rows = drafter.fuse(torch.cat([states[i + 1] for i in drafter.config.target_layer_ids], dim=-1))
-    layer, embedding = drafter.layers[0], target.get_input_embeddings()
-    outputs = []
-    for slot in range(len(tokens) - first):
-        count = first + slot  # row i holds the state of position i and token i + 1
-        residual, reading = drafter.inputs(rows, embedding(torch.tensor([tokens[1 : count + 1]])))
-        cos, sin = drafter.rotary_emb(rows, torch.arange(count)[None])
-        turn = cos.unsqueeze(1), sin.unsqueeze(1)
-        mask = torch.ones(count, count).tril().bool()
-        attended, _ = layer.self_attn.read(reading, turn, *layer.self_attn.keys_values(reading, turn), mask)
-        last = layer.finish(residual, attended)[:, -1:]
-        last = drafter.norm(last) if drafter.config.norm_output else last
-        rows = torch.cat((rows, last), dim=1)
-        outputs.append(last)
-    return torch.cat(outputs, dim=1)
-
-
-@pytest.mark.parametrize("drafter_class", FAMILIES)
+@pytest.mark.parametrize("drafter_class", CHAINS.values(), ids=CHAINS.keys())
 def test_a_round_with_two_stages_equals_the_chain_from_scratch(drafter_class):
     target, prompt = tiny_target(initializer_range=0.15), tiny_prompt(PROMPT)
     plain = greedy(target, prompt, 12)
@@ -152,7 +83,7 @@ def test_a_round_with_two_stages_equals_the_chain_from_scratch(drafter_class):
 
 
 @pytest.mark.parametrize("kind", ["random", *ERRORS])
-@pytest.mark.parametrize("drafter_class", FAMILIES)
+@pytest.mark.parametrize("drafter_class", CHAINS.values(), ids=CHAINS.keys())
 @pytest.mark.parametrize("family", ["qwen3", "mistral", "gpt2"])
 def test_greedy_output_stays_the_same(family, drafter_class, kind):
     target, prompt = tiny_target(family), tiny_prompt(5)
@@ -170,7 +101,7 @@ def test_greedy_output_stays_the_same(family, drafter_class, kind):
             assert drafter.stats.draft_stages > drafter.stats.rounds
 
 
-@pytest.mark.parametrize("drafter_class", FAMILIES)
+@pytest.mark.parametrize("drafter_class", CHAINS.values(), ids=CHAINS.keys())
 def test_the_budget_is_kept(drafter_class):
     target, prompt = tiny_target(), tiny_prompt(5)
     plain = greedy(target, prompt, 20)
@@ -181,7 +112,7 @@ def test_the_budget_is_kept(drafter_class):
         assert len(drafter.stats.accepted_at) <= (bound or 3)
 
 
-@pytest.mark.parametrize("drafter_class", FAMILIES)
+@pytest.mark.parametrize("drafter_class", CHAINS.values(), ids=CHAINS.keys())
 def test_saved_and_loaded_it_drafts_the_same(tmp_path, drafter_class):
     target, prompt = tiny_target(), tiny_prompt(5)
     vocabulary = {"draft_vocab_size": 48} if drafter_class is Eagle3Drafter else {}
