@@ -205,7 +205,8 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
         anchors, carried = after_rejection(loss, recorded, cache, before)
         anchors.valid = anchors.valid & carried.nonempty()
         labels = Labels.of(recorded, anchors, DRAFTED)
-        others = Carried(carried.features.roll(carried.features.shape[1] // 2, dims=1), carried.rows)
+        half = carried.features.shape[1] // 2
+        others = Carried(carried.features.roll(half, dims=1), carried.rows, carried.behind.roll(half, dims=1))
         for name, rows in (("on", carried), ("off", None), ("shuffled", others)):
             hit = loss.draft(recorded, anchors, rows) == labels.tokens
             parts[name].append(Measured.of(hit, labels, near))

@@ -62,10 +62,11 @@ def check_pair(target: PreTrainedModel, drafter):
         faults.append(
             f"its `target_layer_ids` {outside} are not among the target's layers 0 to {text.num_hidden_layers - 1}"
         )
-    if not 0 <= config.mask_token_id < rows:
-        faults.append(f"its `mask_token_id` {config.mask_token_id} is outside the target's embedding of {rows} rows")
-    if config.mask_token_id in end_tokens(target.generation_config):
-        faults.append(f"its `mask_token_id` {config.mask_token_id} is the target's end token")
+    mask = config.mask_token_id
+    if mask is not None and not 0 <= mask < rows:
+        faults.append(f"its `mask_token_id` {mask} is outside the target's embedding of {rows} rows")
+    if mask in end_tokens(target.generation_config):
+        faults.append(f"its `mask_token_id` {mask} is the target's end token")
     if faults:
         raise ValueError(
             f"This {type(drafter).__name__} does not fit this {type(target).__name__}: {'; '.join(faults)}. Load the "

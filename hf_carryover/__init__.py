@@ -14,6 +14,10 @@ from .modeling import (
     DominoDrafterConfig,
     DSparkDrafter,
     DSparkDrafterConfig,
+    Eagle3Drafter,
+    Eagle3DrafterConfig,
+    MTPDrafter,
+    MTPDrafterConfig,
 )
 
 __all__ = [
@@ -28,6 +32,10 @@ __all__ = [
     "DominoDrafter",
     "DominoDrafterConfig",
     "DraftStats",
+    "Eagle3Drafter",
+    "Eagle3DrafterConfig",
+    "MTPDrafter",
+    "MTPDrafterConfig",
     "disable",
     "enable",
     "first_difference",

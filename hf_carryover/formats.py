@@ -4,7 +4,15 @@ from typing import Any
 
 from transformers import AutoConfig
 
-from .modeling import DFlashDrafter, DominoDrafter, DrafterConfig, DSparkDrafter, default_target_layer_ids
+from .modeling import (
+    DFlashDrafter,
+    DominoDrafter,
+    Drafter,
+    DrafterConfig,
+    DSparkDrafter,
+    Eagle3Drafter,
+    default_target_layer_ids,
+)
 
 # Configuration keys of a Qwen3 body, which all of these formats share with us.
 BODY_KEYS = (
@@ -32,15 +40,20 @@ BODY_KEYS = (
 HEAD_KEYS = ("markov_rank", "markov_head_type", "confidence_head_with_markov")
 READ_OUT_KEYS = ("output_multiplier", "final_logit_softcapping", "input_embedding_scale")
 
-# Older names: SpecForge kept its heads in a container at first, and a carry embedding was a bare vector.
-RENAMED_WEIGHTS = {r"^logit_head\.": "", r"^carry_embedding$": "carry_embedding.weight"}
+# Older names: SpecForge kept its heads in a container at first, a carry embedding was a bare vector, and EAGLE's one
+# layer has a name.
+RENAMED_WEIGHTS = {
+    r"^logit_head\.": "",
+    r"^carry_embedding$": "carry_embedding.weight",
+    r"^midlayer\.": "layers.0.",
+}
 # Variants of the z-lab layout, by the key of `dflash_config` that asks for them.
 ZLAB_VARIANTS = {"causal_head": "JetSpec", "use_swa": "ModelOpt sliding-window DFlash"}
 
-KNOWN = "z-lab DFlash, Domino, DeepSpec and SpecForge DSpark, and speculators dflash and dspark checkpoints"
+KNOWN = "z-lab DFlash, Domino, DeepSpec and SpecForge DSpark, EAGLE-3, and speculators checkpoints of these"
 
 
-Translation = tuple[type[DFlashDrafter], DrafterConfig]
+Translation = tuple[type[Drafter], DrafterConfig]
 
 
 def translate(config: dict[str, Any], where: str) -> Translation:
@@ -71,6 +84,10 @@ def _read(config: dict[str, Any], where: str) -> Translation:
     nested = config.get("dflash_config") or {}
     if kind in ("dflash", "dspark"):
         return _from_speculators(config, kind)
+    if kind == "eagle3":
+        return _from_speculators_eagle3(config)
+    if kind is None and name == "LlamaForCausalLMEagle3":
+        return _from_eagle3(config)
     if kind is None and name in ("Qwen3DSparkModel", "DSparkDraftModel"):
         return _from_dspark({**config, **nested})
     if kind is None and name == "DFlashDraftModel":
@@ -163,4 +180,41 @@ def _from_speculators(config: dict[str, Any], kind: str) -> Translation:
         draft_vocab_size=draft_vocab,
         own_lm_head=draft_vocab < layer["vocab_size"],
         sliding_window_causal=not config.get("sliding_window_non_causal", False),
+    )
+
+
+def _from_eagle3(config: dict[str, Any], **keys: Any) -> Translation:
+    ids = (config.get("eagle_config") or config).get("eagle_aux_hidden_state_layer_ids")
+    if ids is None and config.get("num_target_layers") is None:
+        raise ValueError(
+            "This EAGLE-3 checkpoint does not say which target layers it reads: pass `num_target_layers`, how many "
+            "the target has, to `AutoDrafter.from_pretrained`."
+        )
+    if ids is None:
+        ids = [2, config["num_target_layers"] // 2, config["num_target_layers"] - 3]
+    width = config.get("target_hidden_size")
+    return Eagle3Drafter, Eagle3Drafter.config_class(
+        **{"head_dim": config["hidden_size"] // config["num_attention_heads"], **_body(config)},
+        target_layer_ids=[i - 1 for i in ids],  # these index `hidden_states`, whose entry 0 is the embedding output
+        num_target_layers=config.get("num_target_layers"),
+        target_hidden_size=width,
+        draft_vocab_size=config.get("draft_vocab_size"),
+        **keys,
+    )
+
+
+def _from_speculators_eagle3(config: dict[str, Any]) -> Translation:
+    if unknown := [key for key in ("norm_before_fc", "fc_norm") if config.get(key)]:
+        raise ValueError(
+            f"This speculators eagle3 checkpoint norms its features before fusing them (`{unknown[0]}`), which this "
+            "package cannot run: use one without."
+        )
+    layer = AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()  # saved as differences from defaults
+    methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
+    drafted = {"block_size": methods[0]["speculative_tokens"]} if methods[0].get("speculative_tokens") else {}
+    return _from_eagle3(
+        {**layer, **config, "num_hidden_layers": 1},
+        **drafted,
+        norm_before_residual=config.get("norm_before_residual", False),
+        norm_output=config.get("norm_output", False),
     )

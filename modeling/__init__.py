@@ -7,13 +7,17 @@ from .configuration_dflash import DFlashDrafterConfig
 from .configuration_domino import DominoDrafterConfig
 from .configuration_drafter import DrafterConfig, default_target_layer_ids
 from .configuration_dspark import DSparkDrafterConfig
+from .configuration_eagle3 import Eagle3DrafterConfig
+from .configuration_mtp import MTPDrafterConfig
 from .modeling_dflash import DFlashDrafter
 from .modeling_domino import DominoDrafter
 from .modeling_drafter import Drafter
 from .modeling_dspark import DSparkDrafter
+from .modeling_eagle3 import Eagle3Drafter
+from .modeling_mtp import MTPDrafter
 from .modeling_relay import HISTORY, History, Pools, RepairSelector, Walk
 
-for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter):
+for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter, Eagle3Drafter, MTPDrafter):
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
     AutoModel.register(drafter.config_class, drafter, exist_ok=True)
     # Saving a drafter also copies these files beside its weights, for `trust_remote_code=True` without this package.
@@ -31,7 +35,11 @@ __all__ = [
     "Drafter",
     "DrafterCache",
     "DrafterConfig",
+    "Eagle3Drafter",
+    "Eagle3DrafterConfig",
     "History",
+    "MTPDrafter",
+    "MTPDrafterConfig",
     "Pools",
     "RepairSelector",
     "Walk",

@@ -39,7 +39,7 @@ class DrafterConfig(Qwen3Config):
             Slot layout. `True`: slot j predicts position j+1, `block_size` tokens are drafted. `False`: slot j >= 1
             predicts its own position, `block_size - 1` tokens are drafted.
         mask_token_id (`int`): Token whose embedding fills the slots to predict: an unused row of the target's
-            embedding.
+            embedding. Chains need none.
         draft_vocab_size (`int`, *optional*, defaults to `vocab_size`):
             Tokens the drafter can propose. When smaller than `vocab_size`, the buffer `d2t` maps them to the target's
             ids.
@@ -95,6 +95,8 @@ class DrafterConfig(Qwen3Config):
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
 
+    fills_with_masks = True  # no annotation: a fact about the family, not a key
+
     def __post_init__(self, **kwargs):
         # A Qwen3 body switches its window off unless `use_sliding_window` is set; here the layer types say it all.
         if self.layer_types is not None:
@@ -140,7 +142,8 @@ class DrafterConfig(Qwen3Config):
                 f"`block_size` is {self.block_size}: write at least 2, or 1 together with `anchor_predicts=True`, "
                 "so that a block drafts a token."
             )
-        if self.mask_token_id is None or not 0 <= self.mask_token_id < self.vocab_size:
+        needed = self.fills_with_masks or self.mask_token_id is not None
+        if needed and (self.mask_token_id is None or not 0 <= self.mask_token_id < self.vocab_size):
             raise ValueError(
                 f"`mask_token_id` is {self.mask_token_id}: write the id of an unused row of the target's embedding, "
                 f"between 0 and {self.vocab_size - 1}."
@@ -199,7 +202,7 @@ class DrafterConfig(Qwen3Config):
         num_hidden_layers: int = 3,
         block_size: int = 8,
         *,
-        mask_token_id: int,
+        mask_token_id: int | None = None,
         target_layer_ids: list[int] | None = None,
         **kwargs,
     ) -> "DrafterConfig":
@@ -210,7 +213,8 @@ class DrafterConfig(Qwen3Config):
             target_config (`PreTrainedConfig`): `target.config`; of a multimodal target, its text part is read.
             num_hidden_layers (`int`): Layers of the drafter.
             block_size (`int`): Slots in a block.
-            mask_token_id (`int`): An unused row of the target's embedding; never its padding or end token.
+            mask_token_id (`int`):
+                An unused row of the target's embedding; never its padding or end token. Chains need none.
             target_layer_ids (`list[int]`, *optional*): Defaults to five layers by the DFlash rule.
             kwargs: Any other key of this class, e.g. `carryover=True`.
 
@@ -236,7 +240,7 @@ class DrafterConfig(Qwen3Config):
         if target_layer_ids is None:
             target_layer_ids = default_target_layer_ids(text.num_hidden_layers, 5)
         ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id, text.pad_token_id]
-        if mask_token_id in ends:
+        if mask_token_id is not None and mask_token_id in ends:
             raise ValueError(
                 f"`mask_token_id` {mask_token_id} is the target's end or padding token: choose an unused row of its "
                 "embedding."

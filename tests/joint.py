@@ -16,6 +16,7 @@ from transformers import (
 )
 
 from hf_carryover import DFlashDrafter, DominoDrafter, DSparkDrafter
+from tests.chains import CHAINS, chain
 from tests.tiny import random_drafter, tiny_target
 
 VOCABULARY = 8
@@ -66,6 +67,7 @@ def sampling_drafters(target: PreTrainedModel, **changes) -> dict[str, DFlashDra
             target, drafter_class=DominoDrafter, gru_hidden_size=8, correction_rank=4, pure_draft_prefix=0, **body
         ),
         "draft vocabulary": random_drafter(target, draft_vocab_size=5, **body),
+        **{name: chain(target, drafter_class, block_size=2) for name, drafter_class in CHAINS.items()},
     }
     torch.nn.init.normal_(drafters["domino"].embed_proj[2].weight)
     drafters["draft vocabulary"].d2t.copy_(torch.tensor([0, 2, 3, 6, 7]))

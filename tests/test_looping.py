@@ -168,7 +168,7 @@ def test_a_sequential_head_loops(head):
     assert drafter.stats.draft_stages > 2 * drafter.stats.rounds
 
 
-@pytest.mark.parametrize("name", ["mild", "rnn head", "domino", "draft vocabulary"])
+@pytest.mark.parametrize("name", ["mild", "rnn head", "domino", "draft vocabulary", "eagle3", "mtp"])
 def test_sampled_output_keeps_the_distribution_with_the_loop_forced_on(name):
     target = sampling_target()
     drafter = sampling_drafters(target, block_size=2, anchor_predicts=False)[name]  # blocks of one token

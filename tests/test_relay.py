@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from hf_carryover import AutoDrafter, DFlashDrafter, DFlashDrafterConfig, DominoDrafter, DSparkDrafter
+from hf_carryover import AutoDrafter, DFlashDrafter, DFlashDrafterConfig, DominoDrafter, DSparkDrafter, Eagle3Drafter
 from hf_carryover.modeling import History, Pools, RepairSelector, Walk
+from tests.chains import chain
 from tests.joint import SETTINGS, draw, exact_joint, p_value, sampling_drafters, sampling_target
 from tests.tiny import DRAFTERS, greedy, oracle_drafter, random_drafter, stirred, tiny_prompt, tiny_target
 
@@ -312,6 +313,11 @@ def test_a_drafter_keeps_its_selector_and_can_be_told_not_to_use_it(tmp_path):
 def test_its_size_can_be_seen():
     selector = drafter_of("dflash").selector
     assert f"width=12, parameters={sum(p.numel() for p in selector.parameters()):,}" in str(selector)
+
+
+def test_a_chain_has_nothing_to_repair():
+    with pytest.raises(ValueError, match="`repair` is True, but a chain has no whole block to read"):
+        chain(tiny_target(), Eagle3Drafter).add_repair()
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,16 @@ def test_two_tokens_are_distributed_as_the_target_says(setting):
 
 @pytest.mark.parametrize(
     ("drafter", "setting"),
-    [("sure of the wrong tokens", "none"), ("rnn head", "none"), ("domino", "none"), ("draft vocabulary", "all")],
+    [
+        ("sure of the wrong tokens", "none"),
+        ("rnn head", "none"),
+        ("domino", "none"),
+        ("draft vocabulary", "all"),
+        ("eagle3", "none"),
+        ("mtp", "all"),
+    ],
 )
-def test_a_bad_a_sequential_and_a_narrow_drafter_change_nothing(drafter, setting):
+def test_a_bad_a_sequential_a_narrow_and_a_chained_drafter_change_nothing(drafter, setting):
     assert_same_distribution(DRAFTERS[drafter], SETTINGS[setting])
 
 

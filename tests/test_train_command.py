@@ -89,7 +89,7 @@ def test_an_adapter_is_saved_as_one(tmp_path, recipe):
     ("change", "told"),
     [
         ({"no_such_argument": 1}, "no_such_argument"),
-        ({"mask_token_id": None}, "`mask_token_id` is not set: write the id of an unused row"),
+        ({"mask_token_id": None}, "`mask_token_id` is None: write the id of an unused row"),
     ],
 )
 def test_a_recipe_that_cannot_be_run_ends_with_one_sentence(tmp_path, recipe, change, told):

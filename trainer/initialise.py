@@ -36,8 +36,8 @@ def most_frequent_tokens(rows: Iterable[Mapping[str, Any]], count: int, always: 
 @torch.no_grad()
 def initialise_from_target(drafter: Drafter, target: PreTrainedModel):
     """
-    Copy the target's last layers into the drafter's, its final norm, and let the fusion start as its last feature
-    layer.
+    Copy the target's last layers into the drafter's, its final norm, its head if the drafter has one of its own, and
+    let the fusion start as the last feature layer.
 
     Only weights of the same name and shape are copied, so this suits targets with Llama-like layers; others are left
     as they were initialised.
@@ -58,7 +58,12 @@ def initialise_from_target(drafter: Drafter, target: PreTrainedModel):
         if origin in source and source[origin].shape == weight.shape:
             weight.copy_(source[origin])
             copied += 1
-    hidden = drafter.config.hidden_size
-    drafter.fc.weight.mul_(0.1)
-    drafter.fc.weight[:, -hidden:] += torch.eye(hidden, dtype=drafter.fc.weight.dtype, device=drafter.fc.weight.device)
+    identity = torch.eye(drafter.config.hidden_size, dtype=drafter.dtype, device=drafter.device)
+    fusion = (drafter.eh_proj if hasattr(drafter, "eh_proj") else drafter.fc).weight
+    fusion.mul_(0.1)
+    fusion[:, -len(identity) :] += identity
+    if drafter.lm_head is not None:
+        rows = target.get_output_embeddings()(identity.to(target.device, target.dtype)).T.to(drafter.device)
+        drafter.lm_head.weight.copy_(rows[drafter.d2t] if hasattr(drafter, "d2t") else rows)
+        copied += 1
     return copied

@@ -7,7 +7,14 @@ import torch
 from datasets import concatenate_datasets
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ..modeling import DFlashDrafterConfig, DominoDrafterConfig, Drafter, DSparkDrafterConfig
+from ..modeling import (
+    DFlashDrafterConfig,
+    DominoDrafterConfig,
+    Drafter,
+    DSparkDrafterConfig,
+    Eagle3DrafterConfig,
+    MTPDrafterConfig,
+)
 from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
 from .data import load_rows, recorded_text
@@ -15,7 +22,13 @@ from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
 
 SMALL_PARTS = ("carry_embedding", "markov_head", "confidence_head", "prefix_gru", "embed_proj")
-FAMILIES = {"dflash": DFlashDrafterConfig, "dspark": DSparkDrafterConfig, "domino": DominoDrafterConfig}
+FAMILIES = {
+    "dflash": DFlashDrafterConfig,
+    "dspark": DSparkDrafterConfig,
+    "domino": DominoDrafterConfig,
+    "eagle3": Eagle3DrafterConfig,
+    "mtp": MTPDrafterConfig,
+}
 
 
 @dataclass
@@ -33,12 +46,14 @@ class RunArguments:
     > Parameters that control a new drafter
 
     Args:
-        family (`str`, *optional*, defaults to `"dflash"`): `"dflash"`, `"dspark"` or `"domino"`.
-        mask_token_id (`int`, *optional*): An unused row of the target's embedding; needed.
-        num_hidden_layers (`int`, *optional*, defaults to 3): Layers.
-        block_size (`int`, *optional*, defaults to 8): Slots of a block.
+        family (`str`, *optional*, defaults to `"dflash"`):
+            `"dflash"`, `"dspark"`, `"domino"`, `"eagle3"` or `"mtp"`.
+        mask_token_id (`int`, *optional*): An unused row of the target's embedding; the first three need it.
+        num_hidden_layers (`int`, *optional*): Layers; 3 by default, and always 1 in the last two.
+        block_size (`int`, *optional*): Slots of a block; 8 by default, 7 for `"eagle3"` and 3 for `"mtp"`.
         draft_vocab_size (`int`, *optional*): Draft only the tokens that are most frequent in the data.
-        qk_norm (`bool`, *optional*, defaults to `True`): Whether queries and keys are normalised per head.
+        qk_norm (`bool`, *optional*):
+            Whether queries and keys are normalised per head; by default they are in the first three families.
         from_target_layers (`bool`, *optional*, defaults to `True`): Start from the target's last layers.
 
     > Parameters that control an adapter
@@ -53,10 +68,10 @@ class RunArguments:
     drafter: str | None = field(default=None, metadata={"help": "Trained drafter to go on from."})
     family: str = field(default="dflash", metadata={"help": "Family of a new drafter.", "choices": [*FAMILIES]})
     mask_token_id: int | None = field(default=None, metadata={"help": "An unused row of the target's embedding."})
-    num_hidden_layers: int = field(default=3, metadata={"help": "Layers of a new drafter."})
-    block_size: int = field(default=8, metadata={"help": "Slots of a block."})
+    num_hidden_layers: int | None = field(default=None, metadata={"help": "Layers of a new drafter."})
+    block_size: int | None = field(default=None, metadata={"help": "Slots of a block."})
     draft_vocab_size: int | None = field(default=None, metadata={"help": "Draft only the most frequent tokens."})
-    qk_norm: bool = field(default=True, metadata={"help": "Normalise queries and keys per head."})
+    qk_norm: bool | None = field(default=None, metadata={"help": "Normalise queries and keys per head."})
     from_target_layers: bool = field(default=True, metadata={"help": "Start from the target's last layers."})
     lora_rank: int = field(default=0, metadata={"help": "Train a LoRA adapter of this rank."})
 
@@ -105,19 +120,13 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
 
 def new_drafter(arguments: RunArguments, target: PreTrainedModel, rows, carryover: bool) -> Drafter:
     """A drafter with the weights it starts from."""
-    if arguments.mask_token_id is None:
-        raise ValueError("`mask_token_id` is not set: write the id of an unused row of the target's embedding.")
     kept = None
     if arguments.draft_vocab_size:
         kept = most_frequent_tokens(rows, arguments.draft_vocab_size)
+    names = ("num_hidden_layers", "block_size", "mask_token_id", "qk_norm")
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     config = FAMILIES[arguments.family].from_target(
-        target.config,
-        num_hidden_layers=arguments.num_hidden_layers,
-        block_size=arguments.block_size,
-        mask_token_id=arguments.mask_token_id,
-        draft_vocab_size=kept and len(kept),
-        qk_norm=arguments.qk_norm,
-        carryover=carryover,
+        target.config, draft_vocab_size=kept and len(kept), carryover=carryover, **given
     )
     drafter = AutoModel.from_config(config)
     if kept:
