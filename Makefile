@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
-BENCHMARKS := lossless overhead synthesis_speed training_step lab carryover_gain loop_gain
+BENCHMARKS := lossless overhead synthesis_speed training_step lab carryover_gain loop_gain repair_gain
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help demo test check bench

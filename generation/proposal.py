@@ -19,8 +19,8 @@ class Proposal:
         path (`torch.LongTensor` of shape `(1, length + picked)`): `input_ids` and the draft.
         log_probs (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the drafter's own, at
             temperature 1, before a repair and before the processors.
-        replaced (`list[torch.Tensor]`): Of shape `(slots,)` for each repaired `pick`: whether its tokens are others
-            than the drafter's most likely ones.
+        replaced (`list[torch.Tensor]`): Of shape `(slots,)` for each repaired `pick`: whether the drafter itself had a
+            more likely token.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Proposal:
             own = logits if native is None else native
             self.log_probs.append(own[0].float().log_softmax(dim=-1).gather(-1, picked.T)[:, 0])
         if native is not None:
-            self.replaced.append(picked[0] != native[0].argmax(dim=-1))
+            self.replaced.append((native[0].gather(-1, picked.T) < native[0].amax(dim=-1, keepdim=True))[:, 0])
         return picked
 
     def _extend(self, logits: torch.Tensor):

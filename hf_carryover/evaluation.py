@@ -28,6 +28,7 @@ class Counts:
         committed (`int`): Tokens that the rounds added.
         full_blocks (`int`): Rounds that accepted a whole block, `config.num_drafted` tokens or more.
         draft_stages (`int`): Blocks drafted.
+        repaired (`int`): Drafted tokens that a selector replaced.
         draft_seconds (`float`), verify_seconds (`float`): As in [`DraftStats`].
         accepted_at (`list[int]`): How many rounds accepted the i-th drafted token.
     """
@@ -38,6 +39,7 @@ class Counts:
     committed: int
     full_blocks: int = 0
     draft_stages: int = 0
+    repaired: int = 0
     draft_seconds: float = 0.0
     verify_seconds: float = 0.0
     accepted_at: list[int] = field(default_factory=list)
@@ -121,6 +123,7 @@ def run(target: PreTrainedModel, inputs: dict[str, torch.Tensor], way: Way, max_
             committed=stats.committed,
             full_blocks=sum(stats.accepted_at[block - 1 : block]),
             draft_stages=stats.draft_stages,
+            repaired=stats.repaired,
             draft_seconds=stats.draft_seconds,
             verify_seconds=stats.verify_seconds,
             accepted_at=list(stats.accepted_at),

@@ -325,7 +325,9 @@ class Drafter(PreTrainedModel):
 
         with torch.no_grad():  # which tokens are in a pool has no gradient
             self.choose(hidden, logits, anchor, most_likely, embed)
-            pools = Pools.of(torch.cat(path, dim=1), self.config.repair_pool_size)
+            native, ids = torch.cat(path, dim=1), getattr(self, "d2t", None)
+            # What the draft vocabulary lacks cannot be in a pool, and searching it takes most of the time.
+            pools = Pools.of(native if ids is None else native[..., ids], self.config.repair_pool_size, ids)
         embeds = embed(pools.tokens.flatten(1)).unflatten(1, pools.tokens.shape[1:])
         return self.selector.read(self.predicting(hidden), pools, embeds, history)
 

@@ -30,13 +30,21 @@ class Pools(NamedTuple):
     log_probs: torch.Tensor
 
     @classmethod
-    def of(cls, logits: torch.Tensor, size: int) -> "Pools":
-        """The best `size` of `logits` `(batch, slots, vocab)`."""
+    def of(cls, logits: torch.Tensor, size: int, ids: torch.Tensor | None = None) -> "Pools":
+        """
+        The best of each slot.
+
+        Args:
+            logits (`torch.Tensor` of shape `(batch, slots, vocab)`).
+            size (`int`): Tokens of a pool.
+            ids (`torch.LongTensor` of shape `(vocab,)`, *optional*): The target's ids of a draft vocabulary.
+        """
         choice = logits.argmax(dim=-1, keepdim=True)
         # Raised, so that it comes first among equals, too: in bf16 they are common, and `topk` has its own order.
         tokens = logits.scatter(-1, choice, math.inf).topk(size, dim=-1).indices
         scores = logits.gather(-1, tokens).float()
-        return cls(tokens, scores - logits.float().logsumexp(dim=-1, keepdim=True))
+        log_probs = scores - logits.float().logsumexp(dim=-1, keepdim=True)
+        return cls(tokens if ids is None else ids[tokens], log_probs)
 
 
 class History(NamedTuple):

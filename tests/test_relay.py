@@ -255,7 +255,7 @@ def test_sampled_output_keeps_the_distribution(name, everything):
     drafter = stirred(sampling_drafters(target, repair=True, repair_pool_size=3, **layout)[name])
     setting = SETTINGS["all" if name == "draft vocabulary" else "none"]
     switches = {"loop_threshold": ALWAYS} if everything else {"carryover": False}
-    drawn = draw(target, drafter, setting | switches, 300, new_tokens=6 if everything else 4)
+    drawn = draw(target, drafter, setting | switches, 200, new_tokens=6 if everything else 4)
     assert 0.03 < drawn.acceptance < 0.95
     assert p_value(drawn.counts, exact_joint(target, setting)) > 1e-4
 

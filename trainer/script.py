@@ -21,7 +21,7 @@ from .data import load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
 
-SMALL_PARTS = ("carry_embedding", "markov_head", "confidence_head", "prefix_gru", "embed_proj")
+SMALL_PARTS = ("carry_embedding", "markov_head", "confidence_head", "prefix_gru", "embed_proj", "selector")
 FAMILIES = {
     "dflash": DFlashDrafterConfig,
     "dspark": DSparkDrafterConfig,
