@@ -114,7 +114,7 @@ def main(
     text = (
         f"Greedy output in fp32 with a drafter against plain `generate`, token for token, {tokens} new tokens: "
         f"{mismatches} mismatches in {runs} runs. Each family has {seeds} random targets × {len(DRAFTERS)} drafters × "
-        f"{len(LAYOUTS) + len(CHAINS)} kinds (DFlash in both slot layouts, {', '.join(CHAINS)}) × carryover on and off "
+        f"{len(LAYOUTS) + len(CHAINS)} kinds (DFlash in both layouts, {', '.join(CHAINS)}) × carryover on and off "
         "× loop off, at -0.5 and always, in sdpa where the family has it; "
         f"{min(seeds, EAGER_SEEDS)} of the targets also in eager.\n\n{markdown_table(table)}\n\n"
         "Sampling: chi-square test of the joint of two tokens on a vocabulary of 8 against the target's exact "
