@@ -14,6 +14,7 @@ import torch
 from tqdm.auto import tqdm
 
 from benchmarks.pair import load_target
+from benchmarks.reconvergence import reconverged_share
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
@@ -28,6 +29,7 @@ from hf_carryover.evaluation import (
     tokens_per_second,
 )
 from hf_carryover.suites import TITLES, load_suite
+from hf_carryover.trainer.data import load_rows
 
 PLAIN, BLOCK, OFF, ON = "plain generate", "block", "carryover, off", "carryover, on"
 COMPARED = {"on − block": (ON, BLOCK), "on − off": (ON, OFF)}
@@ -95,6 +97,15 @@ def main():
     if arguments.block:
         text += " `block`: the block objective alone, for the same number of seconds."
     text += f"\n\n{markdown_table(table)}"
+    if arguments.rows:
+        rejected = reconverged_share(target, carryover, load_rows(arguments.rows, tokenizer, split="held_out"))
+        numbers["after a rejection"] = rejected
+        text += (
+            f"\n\nWhat carried rows can tell, over {rejected['rounds']} rounds of recorded held-out answers: "
+            f"{rejected['reconverged']:.0%} of the rejected states re-converge. Of the token that is committed behind "
+            f"the first rejected one, the target's state of that one knows in {rejected['target says']:.0%} of the "
+            f"rounds, and the rejected draft had it in {rejected['draft had']:.0%}."
+        )
     results = {
         "estimates": numbers,
         "ways": {title: [way.as_dict() for way in each] for title, each in measured.items()},

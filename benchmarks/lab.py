@@ -23,6 +23,7 @@ from tqdm.auto import trange
 from transformers import EarlyStoppingCallback, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from benchmarks.lab_language import END, MASK, PAD, SHARES, VOCABULARY, Sentence, sentences
+from benchmarks.reconvergence import reconvergence
 from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import CarryoverTrainer, CarryoverTrainingArguments, DFlashDrafter, DFlashDrafterConfig, enable
 from hf_carryover.trainer.batch import Labels, sample_anchors
@@ -162,27 +163,6 @@ class Measured:
             recall=sum(each.recall for each in parts),
             reconverged=np.concatenate([each.reconverged for each in parts]),
         )
-
-
-def reconvergence(said: torch.Tensor, labels: Labels, accepted: torch.Tensor) -> torch.Tensor:
-    """
-    Share of the rejected states q for which the target's best token at q - 1, q or q + 1 is the one that is committed
-    at the position that state q predicts (arXiv 2609.14717, section 5).
-
-    Args:
-        said (`torch.LongTensor` of shape `(batch, anchors, drafted)`): The target's choice in place of each draft,
-            which is what the state one before it predicts.
-        labels ([`Labels`]): Of the anchors before the rejection.
-        accepted (`torch.LongTensor` of shape `(batch, anchors)`).
-
-    Returns:
-        `torch.Tensor` of shape `(batch, anchors)`, 0 where no state was rejected.
-    """
-    committed, known = labels.tokens[..., 1:], labels.supervised[..., 1:]
-    count = committed.shape[-1]
-    near = torch.stack([F.pad(said, (0, 1), value=-1)[..., shift : shift + count] == committed for shift in range(3)])
-    rejected = (torch.arange(count) >= accepted.unsqueeze(-1)) & known
-    return (near.any(dim=0) & rejected).sum(dim=-1) / rejected.sum(dim=-1).clamp(min=1)
 
 
 @torch.no_grad()

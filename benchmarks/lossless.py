@@ -1,9 +1,10 @@
 """
 Whether a drafter ever changes the output: greedy token for token over every family, sampling by chi-square.
 
-    python -m benchmarks.lossless --seeds 12 --tokens 200 --draws 20000
+    python -m benchmarks.lossless --seeds 3 --tokens 100 --draws 20000
 """
 
+import math
 import os
 import warnings
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -17,19 +18,26 @@ from tqdm import tqdm
 
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import first_difference
+from tests.chains import CHAINS, chain_drafter
 from tests.joint import SETTINGS, draw, exact_joint, p_value, sampling_drafters, sampling_target
 from tests.tiny import DRAFTERS, FAMILIES, LAYOUTS, attentions, greedy, tiny_prompt, tiny_target
 
 EAGER_SEEDS = 2
-SAMPLED = [("mild", setting) for setting in SETTINGS] + [
-    (drafter, setting)
-    for drafter in ("sure of the wrong tokens", "rnn head", "draft vocabulary")
-    for setting in ("none", "all")
-]
+THRESHOLDS = (None, -0.5, -math.inf)
+SEQUENTIAL = ("sure of the wrong tokens", "rnn head", "domino", "draft vocabulary", *CHAINS)
+SAMPLED = [("mild", setting, None) for setting in SETTINGS]
+SAMPLED += [(name, setting, None) for name in SEQUENTIAL for setting in ("none", "all")]
+SAMPLED += [(name, "none", -math.inf) for name in ("mild", *SEQUENTIAL)]
+
+
+def drafters(name: str, target, plain, seed: int) -> dict[str, Any]:
+    """A drafter that is `name` in each layout of a block, and one of each kind of chain."""
+    made = {f"layout {i}": DRAFTERS[name](target, plain, seed=seed, **layout) for i, layout in enumerate(LAYOUTS)}
+    return made | {kind: chain_drafter(name, target, kind, plain, seed=seed) for kind in CHAINS}
 
 
 def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
-    """Every drafter, layout and carryover over `seeds` targets of a family; a second attention over fewer of them."""
+    """Every drafter, carryover and loop over `seeds` targets of a family; a second attention over fewer of them."""
     cases = [
         (attn, seed)
         for place, attn in enumerate(attentions(family))
@@ -40,25 +48,34 @@ def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
     for attn, seed in cases:
         target, prompt = tiny_target(family, seed, attn), tiny_prompt(seed=seed)
         plain = greedy(target, prompt, tokens)
-        for name, carryover, layout in product(DRAFTERS, (True, False), LAYOUTS):
-            drafter = DRAFTERS[name](target, plain, seed=seed, **layout)
-            drafted = greedy(target, prompt, tokens, assistant_model=drafter, carryover=carryover)
-            row["runs"] += 1
-            row["rounds"][name] += drafter.stats.rounds
-            row["committed"][name] += drafter.stats.committed
-            if difference := first_difference(target, plain, drafted):
-                run = {"attention": attn, "seed": seed, "drafter": name, "carryover": carryover} | layout
-                row["mismatches"].append(run | vars(difference))
+        for name, carryover, threshold in product(DRAFTERS, (True, False), THRESHOLDS):
+            settings = {"carryover": carryover, "loop_threshold": threshold}
+            for kind, drafter in drafters(name, target, plain, seed).items():
+                drafted = greedy(target, prompt, tokens, assistant_model=drafter, **settings)
+                row["runs"] += 1
+                row["rounds"][name] += drafter.stats.rounds
+                row["committed"][name] += drafter.stats.committed
+                if difference := first_difference(target, plain, drafted):
+                    run = {"attention": attn, "seed": seed, "drafter": f"{name}, {kind}"} | settings
+                    row["mismatches"].append(run | vars(difference))
     return row
 
 
-def sampled_setting(name: str, setting: str, draws: int) -> dict[str, Any]:
+def sampled_setting(name: str, setting: str, threshold: float | None, draws: int) -> dict[str, Any]:
     """A chi-square test of the joint of two tokens for a pair of drafter and setting."""
     target = sampling_target()
-    drawn = draw(target, sampling_drafters(target)[name], SETTINGS[setting], draws)
+    loop = {"loop_threshold": threshold}
+    drawn = draw(
+        target,
+        sampling_drafters(target)[name],
+        SETTINGS[setting] | loop,
+        draws,
+        new_tokens=4 if threshold is None else 6,
+    )
     return {
         "drafter": name,
         "processors": setting,
+        "loop": "off" if threshold is None else "always",
         "draws": draws,
         "accepted": f"{drawn.acceptance:.0%}",
         "p": p_value(drawn.counts, exact_joint(target, SETTINGS[setting])),
@@ -74,7 +91,7 @@ def one_thread():
 def run_all(seeds: int, tokens: int, draws: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Families and sampled settings, each a job of its own."""
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn"), one_thread) as pool:
-        sampled = [pool.submit(sampled_setting, name, setting, draws) for name, setting in SAMPLED]
+        sampled = [pool.submit(sampled_setting, *case, draws) for case in SAMPLED]
         families = [pool.submit(greedy_family, family, seeds, tokens) for family in FAMILIES]
         for _ in tqdm(as_completed(sampled + families), total=len(sampled + families), unit="job"):
             pass
@@ -82,8 +99,8 @@ def run_all(seeds: int, tokens: int, draws: int) -> tuple[list[dict[str, Any]], 
 
 
 def main(
-    seeds: Annotated[int, typer.Option(help="Random targets of every family.")] = 12,
-    tokens: Annotated[int, typer.Option(help="New tokens of every greedy run.")] = 200,
+    seeds: Annotated[int, typer.Option(help="Random targets of every family.")] = 3,
+    tokens: Annotated[int, typer.Option(help="New tokens of every greedy run.")] = 100,
     draws: Annotated[int, typer.Option(help="Sampled answers of every setting.")] = 20_000,
 ):
     """Whether a drafter ever changes the output: greedy token for token over every family, sampling by chi-square."""
@@ -97,7 +114,8 @@ def main(
     text = (
         f"Greedy output in fp32 with a drafter against plain `generate`, token for token, {tokens} new tokens: "
         f"{mismatches} mismatches in {runs} runs. Each family has {seeds} random targets × {len(DRAFTERS)} drafters × "
-        "carryover on and off × both slot layouts, in sdpa where the family has it; "
+        f"{len(LAYOUTS) + len(CHAINS)} kinds (DFlash in both layouts, {', '.join(CHAINS)}) × carryover on and off "
+        "× loop off, at -0.5 and always, in sdpa where the family has it; "
         f"{min(seeds, EAGER_SEEDS)} of the targets also in eager.\n\n{markdown_table(table)}\n\n"
         "Sampling: chi-square test of the joint of two tokens on a vocabulary of 8 against the target's exact "
         f"probabilities; smallest p {min(row['p'] for row in samples):.4f}.\n\n{markdown_table(samples)}"

@@ -24,7 +24,7 @@ class MTPDrafterConfig(ChainDrafterConfig):
 
     def _refuse_contradictions(self):
         super()._refuse_contradictions()
-        if len(self.target_layer_ids) != 1:
+        if len(self.target_layer_ids or []) != 1:
             raise ValueError(
                 f"`target_layer_ids` is {self.target_layer_ids}: name one layer, the target's last, whose states the "
                 "layer reads."

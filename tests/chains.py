@@ -57,6 +57,13 @@ def scripted(target, drafter_class, plain, errs, **config):
     return drafter
 
 
+def chain_drafter(name: str, target, kind: str, plain: torch.LongTensor, **config):
+    """A chain that is "random", or wrong where `ERRORS[name]` says."""
+    if name == "random":
+        return chain(target, CHAINS[kind], **config)
+    return scripted(target, CHAINS[kind], plain, ERRORS[name], **config)
+
+
 @torch.no_grad()
 def chain_by_hand(drafter, target, tokens: list[int], first: int) -> torch.Tensor:
     """Final states of the slots from `first` on: the whole chain again for each, as one causal pass over all rows."""

@@ -118,7 +118,7 @@ def evaluate(
     variables = dict(_assignment(text) for text in template or [])
     suites = [load_suite(name, tokenizer, prompts, chat=chat, template=variables) for name in suite or SOURCES]
 
-    placement = {"dtype": str(dtype), "device_map": device or best_device()}
+    placement: dict[str, Any] = {"dtype": str(dtype), "device_map": device or best_device()}
     model = enable(AutoModelForCausalLM.from_pretrained(target, **placement))
     placement["dtype"] = model.dtype
     ways = drafting_ways(drafter, compare or [], lambda name: AutoDrafter.from_pretrained(name, **placement))

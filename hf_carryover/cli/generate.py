@@ -1,7 +1,7 @@
 """`hf-carryover generate`: one answer of any target with any drafter."""
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -29,7 +29,7 @@ def generate(
 ):
     """Generate text with a drafter and print it as it comes, then what the drafter did."""
     quiet()
-    placement = {"dtype": str(dtype), "device_map": device or best_device()}
+    placement: dict[str, Any] = {"dtype": str(dtype), "device_map": device or best_device()}
     tokenizer = AutoTokenizer.from_pretrained(target)
     model = enable(AutoModelForCausalLM.from_pretrained(target, **placement))
     assistant = AutoDrafter.from_pretrained(drafter, **placement | {"dtype": model.dtype})
