@@ -47,7 +47,9 @@ def write_card(
         license=license,
         base_model=base_model,
         pipeline_tag="text-generation",
-        tags=["speculative-decoding", config.model_type.removesuffix("_drafter")] + ["carryover"] * config.carryover,
+        tags=["speculative-decoding", config.model_type.removesuffix("_drafter")]
+        + ["carryover"] * config.carryover
+        + ["repair"] * config.repair,
         model_name=name,
         eval_results=_results(evaluation) if evaluation else None,
     )
@@ -62,6 +64,7 @@ def write_card(
         drafted=config.num_drafted,
         draft_vocabulary=config.draft_vocab_size and f"{config.draft_vocab_size:,}",
         carryover=config.carryover,
+        selector=drafter.selector and f"{sum(p.numel() for p in drafter.selector.parameters()) / 1e6:.1f}",
         runs=runs,
         hours=sum(run["seconds"] for run in runs) / 3600,
         notes=notes.strip(),

@@ -312,7 +312,7 @@ def test_a_drafter_keeps_its_selector_and_can_be_told_not_to_use_it(tmp_path):
 
 def test_its_size_can_be_seen():
     selector = drafter_of("dflash").selector
-    assert f"width=12, parameters={sum(p.numel() for p in selector.parameters()):,}" in str(selector)
+    assert f"width=8, parameters={sum(p.numel() for p in selector.parameters()):,}" in str(selector)
 
 
 def test_a_chain_has_nothing_to_repair():
