@@ -295,7 +295,7 @@ def test_the_loop_gate_rates_the_tokens_by_the_drafters_own_probabilities():
 
 def test_a_drafter_keeps_its_selector_and_can_be_told_not_to_use_it(tmp_path):
     target, prompt = tiny_target(), tiny_prompt(5)
-    drafter = random_drafter(target)
+    drafter = random_drafter(target, repair_width=12)
     with pytest.raises(ValueError, match=r"`repair` is True, but this DFlashDrafter has no selector: set it to False"):
         greedy(target, prompt, 4, assistant_model=drafter, repair=True)
     drafter.add_repair()

@@ -153,7 +153,7 @@ def test_a_selector_that_learns_alone_moves_nothing_else_and_raises_tau(tmp_path
 
 def test_generation_drafts_what_training_drafts(tmp_path, monkeypatch):
     """Every repaired draft of `generate`, and the draft of training at the same anchor of the recorded answer."""
-    learner = trainer(tmp_path, objectives=["repair"])
+    learner = trainer(tmp_path, drafter_config={"repair_width": 12}, objectives=["repair"])
     drafter, target = stirred(learner.model).eval(), learner.target_model
     row = rows()[0]
     prompt = torch.tensor([row["input_ids"][:3]])

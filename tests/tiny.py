@@ -91,7 +91,7 @@ def stirred(drafter: DFlashDrafter) -> DFlashDrafter:
     torch.manual_seed(0)
     for module in drafter.selector.modules():
         if isinstance(module, SelectorOutput):
-            nn.init.normal_(module.weight)
+            nn.init.normal_(module.weight, std=4.0)
     return drafter
 
 
