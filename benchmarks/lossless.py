@@ -20,24 +20,29 @@ from benchmarks.report import markdown_table, write_report
 from hf_carryover import first_difference
 from tests.chains import CHAINS, chain_drafter
 from tests.joint import SETTINGS, draw, exact_joint, p_value, sampling_drafters, sampling_target
-from tests.tiny import DRAFTERS, FAMILIES, LAYOUTS, attentions, greedy, tiny_prompt, tiny_target
+from tests.tiny import DRAFTERS, FAMILIES, LAYOUTS, attentions, greedy, stirred, tiny_prompt, tiny_target
 
 EAGER_SEEDS = 2
 THRESHOLDS = (None, -0.5, -math.inf)
+LOOPS = (None, -math.inf)
 SEQUENTIAL = ("sure of the wrong tokens", "rnn head", "domino", "draft vocabulary", *CHAINS)
-SAMPLED = [("mild", setting, None) for setting in SETTINGS]
-SAMPLED += [(name, setting, None) for name in SEQUENTIAL for setting in ("none", "all")]
-SAMPLED += [(name, "none", -math.inf) for name in ("mild", *SEQUENTIAL)]
+SAMPLED = [("mild", setting, None, False) for setting in SETTINGS]
+SAMPLED += [(name, setting, None, False) for name in SEQUENTIAL for setting in ("none", "all")]
+SAMPLED += [(name, "none", -math.inf, False) for name in ("mild", *SEQUENTIAL)]
+SAMPLED += [(name, "none", loop, True) for name in ("mild", *SEQUENTIAL) if name not in CHAINS for loop in LOOPS]
 
 
 def drafters(name: str, target, plain, seed: int) -> dict[str, Any]:
-    """A drafter that is `name` in each layout of a block, and one of each kind of chain."""
-    made = {f"layout {i}": DRAFTERS[name](target, plain, seed=seed, **layout) for i, layout in enumerate(LAYOUTS)}
+    """A drafter that is `name` in each layout of a block, with a random selector, and one of each kind of chain."""
+    made = {
+        f"layout {i}": stirred(DRAFTERS[name](target, plain, seed=seed, repair=True, **layout))
+        for i, layout in enumerate(LAYOUTS)
+    }
     return made | {kind: chain_drafter(name, target, kind, plain, seed=seed) for kind in CHAINS}
 
 
 def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
-    """Every drafter, carryover and loop over `seeds` targets of a family; a second attention over fewer of them."""
+    """Every drafter, carryover, loop, repair over `seeds` targets of a family; a second attention over fewer of them."""
     cases = [
         (attn, seed)
         for place, attn in enumerate(attentions(family))
@@ -48,9 +53,11 @@ def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
     for attn, seed in cases:
         target, prompt = tiny_target(family, seed, attn), tiny_prompt(seed=seed)
         plain = greedy(target, prompt, tokens)
-        for name, carryover, threshold in product(DRAFTERS, (True, False), THRESHOLDS):
-            settings = {"carryover": carryover, "loop_threshold": threshold}
+        for name, carryover, threshold, repair in product(DRAFTERS, (True, False), THRESHOLDS, (True, False)):
+            settings = {"carryover": carryover, "loop_threshold": threshold, "repair": repair}
             for kind, drafter in drafters(name, target, plain, seed).items():
+                if repair and kind in CHAINS:
+                    continue
                 drafted = greedy(target, prompt, tokens, assistant_model=drafter, **settings)
                 row["runs"] += 1
                 row["rounds"][name] += drafter.stats.rounds
@@ -61,14 +68,18 @@ def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
     return row
 
 
-def sampled_setting(name: str, setting: str, threshold: float | None, draws: int) -> dict[str, Any]:
+def sampled_setting(name: str, setting: str, threshold: float | None, repair: bool, draws: int) -> dict[str, Any]:
     """A chi-square test of the joint of two tokens for a pair of drafter and setting."""
     target = sampling_target()
-    loop = {"loop_threshold": threshold}
+    drafter = sampling_drafters(target)[name]
+    if repair:
+        drafter.config.repair_pool_size = 3
+        drafter.add_repair()
+        stirred(drafter)
     drawn = draw(
         target,
-        sampling_drafters(target)[name],
-        SETTINGS[setting] | loop,
+        drafter,
+        SETTINGS[setting] | {"loop_threshold": threshold, "repair": repair},
         draws,
         new_tokens=4 if threshold is None else 6,
     )
@@ -76,6 +87,7 @@ def sampled_setting(name: str, setting: str, threshold: float | None, draws: int
         "drafter": name,
         "processors": setting,
         "loop": "off" if threshold is None else "always",
+        "repair": "on" if repair else "off",
         "draws": draws,
         "accepted": f"{drawn.acceptance:.0%}",
         "p": p_value(drawn.counts, exact_joint(target, SETTINGS[setting])),
@@ -115,7 +127,7 @@ def main(
         f"Greedy output in fp32 with a drafter against plain `generate`, token for token, {tokens} new tokens: "
         f"{mismatches} mismatches in {runs} runs. Each family has {seeds} random targets × {len(DRAFTERS)} drafters × "
         f"{len(LAYOUTS) + len(CHAINS)} kinds (DFlash in both layouts, {', '.join(CHAINS)}) × carryover on and off "
-        "× loop off, at -0.5 and always, in sdpa where the family has it; "
+        "× loop off, at -0.5 and always × repair on and off (DFlash alone), in sdpa where the family has it; "
         f"{min(seeds, EAGER_SEEDS)} of the targets also in eager.\n\n{markdown_table(table)}\n\n"
         "Sampling: chi-square test of the joint of two tokens on a vocabulary of 8 against the target's exact "
         f"probabilities; smallest p {min(row['p'] for row in samples):.4f}.\n\n{markdown_table(samples)}"
