@@ -21,7 +21,7 @@ from hf_carryover.cli.demo import DRAFTER
 from hf_carryover.evaluation import Way, estimate, measure, ratio_of, tokens_per_second
 from hf_carryover.suites import TITLES, load_suite
 
-THRESHOLDS = (None, -0.1, -0.25, -0.5, -1.0)
+THRESHOLDS = (None, -0.25, -0.5, -1.0)
 
 
 def rows_of(title: str, ways: list[Way]) -> list[dict[str, Any]]:
