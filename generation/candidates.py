@@ -211,7 +211,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         Returns:
             Final states of the block, of shape `(1, slots, hidden)`, and how many of its tokens are worth verifying.
         """
-        drafter, anchor = self.drafter, proposal.path[:, -1:].to(self.device)
+        drafter, anchor = self.drafter, proposal.path[:, -1:].to(self.ends.device)
         run = partial(
             drafter,
             context=drafter.pair(rows, behind, self._embed),
@@ -229,7 +229,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         )
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return hidden, slots
-        sure = drafter.confidence(hidden, anchor, tokens)[0] >= threshold
+        sure = drafter.confidence(hidden, anchor.to(self.device), tokens)[0] >= threshold
         return hidden, int(sure.cumprod(dim=0).sum())
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:

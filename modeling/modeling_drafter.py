@@ -8,10 +8,10 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from .borrowed_head import Head, rows_of
 from .configuration_drafter import DrafterConfig
 from .modeling_relay import BlockRead, History, Pools, RepairSelector, SelectorOutput, Walk
 
-Head = Callable[[torch.Tensor], torch.Tensor]
 Pick = Callable[..., torch.Tensor]
 Embed = Callable[[torch.Tensor], torch.Tensor]
 Run = Callable[..., BaseModelOutput]
@@ -130,7 +130,7 @@ class Drafter(PreTrainedModel):
         Args:
             run (`Callable`): `forward` with context, positions, mask and cache given.
             state (`torch.Tensor` of shape `(batch, blocks, hidden)`): The context row before each anchor, not paired.
-            anchor (`torch.LongTensor` of shape `(batch, blocks)`): The last decided tokens.
+            anchor (`torch.LongTensor` of shape `(batch, blocks)`): The last decided tokens, where `embed` wants them.
             count (`int`): Tokens to draft, at most `num_drafted`.
             head, pick, embed (`Callable`): As for `read_out` and `choose`.
             history ([`History`], *optional*): Of `batch * blocks`; with it the selector repairs the block.
@@ -142,7 +142,7 @@ class Drafter(PreTrainedModel):
         hidden = self.read_block(run, state, anchor.unsqueeze(-1), embed)
         hidden = hidden[:, : self.config.block_size - self.config.num_drafted + count]
         logits = self.read_out(hidden, head)
-        anchor = anchor.reshape(-1, 1)
+        anchor = anchor.reshape(-1, 1).to(hidden.device)
         if history is None:
             return hidden, self.choose(hidden, logits, anchor, pick, embed)
         return hidden, self.choose_repaired(hidden, logits, anchor, pick, embed, history)
@@ -204,9 +204,6 @@ class Drafter(PreTrainedModel):
         """
         The head that this drafter reads out with: its own, the target's, or the target's rows of the draft vocabulary.
 
-        Those rows are got by calling the head on unit vectors, which works for wrapped and quantised heads too, and
-        are copied once; a head that is not linear is called whole.
-
         Args:
             lm_head (`nn.Module`): The target's LM head.
             device (`torch.device`), dtype (`torch.dtype`): Where the head wants its input, and in what precision.
@@ -220,17 +217,7 @@ class Drafter(PreTrainedModel):
         def whole(hidden: torch.Tensor) -> torch.Tensor:
             return lm_head(hidden.to(device, dtype)).to(device)  # the head of a spread-out target may be elsewhere
 
-        if not hasattr(self, "d2t"):
-            return whole
-        d2t = self.d2t.to(device)
-        zero = torch.zeros(1, self.config.hidden_size, device=device, dtype=dtype)
-        bias = whole(zero)[0, d2t]
-        rows = (whole(torch.eye(zero.shape[1], device=device, dtype=dtype))[:, d2t] - bias).T.contiguous()
-        # Not drawn: the seed is the user's.
-        probe = torch.linspace(-1, 1, zero.shape[1], device=device, dtype=dtype)[None]
-        if torch.allclose(nn.functional.linear(probe, rows, bias), whole(probe)[:, d2t], rtol=0.1, atol=0.1):
-            return lambda hidden: nn.functional.linear(hidden.to(device, dtype), rows, bias)
-        return lambda hidden: whole(hidden)[..., d2t]
+        return rows_of(whole, self.d2t.to(device), self.config.hidden_size, dtype) if hasattr(self, "d2t") else whole
 
     def read_out(self, hidden: torch.Tensor, head: Head) -> torch.Tensor:
         """

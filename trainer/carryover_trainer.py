@@ -17,9 +17,10 @@ from .carryover_config import MODIFIERS, CarryoverTrainingArguments
 from .feature_cache import FeatureCache
 from .guest import GuestTarget
 from .losses import exponential_weights, leading_run
-from .objectives import Carried, DraftLoss, Tally, after_rejection
+from .objectives import Carried, DraftLoss, after_rejection
 from .packing import PackedCollator, documents, pack, packed_dataset
 from .repair import RepairPhase, mix_anchors
+from .tally import Tally
 
 logger = logging.get_logger(__name__)
 
