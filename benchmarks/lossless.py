@@ -42,7 +42,7 @@ def drafters(name: str, target, plain, seed: int) -> dict[str, Any]:
 
 
 def greedy_family(family: str, seeds: int, tokens: int) -> dict[str, Any]:
-    """Every drafter, carryover, loop, repair over `seeds` targets of a family; a second attention over fewer of them."""
+    """Every drafter and switch over `seeds` targets of a family; a second attention over fewer of them."""
     cases = [
         (attn, seed)
         for place, attn in enumerate(attentions(family))

@@ -61,8 +61,9 @@ class DraftStats:
 
     def summary(self) -> str:
         """One line for people."""
+        repaired = f", {self.repaired} repaired" if self.repaired else ""
         return (
             f"{self.committed} tokens in {self.rounds} rounds, acceptance length {self.acceptance_length:.2f} "
-            f"({self.accepted} of {self.drafted} drafted tokens accepted); drafting {self.draft_seconds:.2f} s, "
-            f"verifying {self.verify_seconds:.2f} s"
+            f"({self.accepted} of {self.drafted} drafted tokens accepted{repaired}); "
+            f"drafting {self.draft_seconds:.2f} s, verifying {self.verify_seconds:.2f} s"
         )

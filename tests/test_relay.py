@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from benchmarks.repair_gain import Coverage
 from hf_carryover import AutoDrafter, DFlashDrafter, DFlashDrafterConfig, DominoDrafter, DSparkDrafter, Eagle3Drafter
 from hf_carryover.modeling import History, Pools, RepairSelector, Walk
 from tests.chains import chain
@@ -313,6 +314,15 @@ def test_a_drafter_keeps_its_selector_and_can_be_told_not_to_use_it(tmp_path):
 def test_its_size_can_be_seen():
     selector = drafter_of("dflash").selector
     assert f"width=8, parameters={sum(p.numel() for p in selector.parameters()):,}" in str(selector)
+
+
+def test_what_one_edit_gains_by_hand():
+    coverage, pools = Coverage(), [[1, 2], [3, 4], [5, 6], [7, 8]]
+    coverage.count([1, 3, 5, 7], pools, [1, 4, 5, 8, 9])  # the second is wrong and in its pool; then 5 is right
+    assert (coverage.committed, coverage.covered, coverage.gained) == (2, 1, 2)
+    coverage.count([1, 3, 5, 7], pools, [9, 3, 5, 7])  # not in its pool
+    coverage.count([1, 3, 5, 7], pools, [1, 3])  # all that was wanted
+    assert (coverage.rounds, coverage.missed, coverage.committed, coverage.gained) == (3, 2, 6, 2)
 
 
 def test_a_chain_has_nothing_to_repair():
