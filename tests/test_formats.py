@@ -327,7 +327,7 @@ def test_speculators_dspark_drafts_over_its_own_vocabulary(tmp_path, kind):
 @pytest.mark.parametrize(
     ("config", "name"),
     [
-        (speculators_config("eagle3"), "speculators eagle3"),
+        (speculators_config("peagle"), "speculators peagle"),
         (speculators_config("dflash2"), "speculators dflash2"),
         (zlab_config(architectures=["DFlash2DraftModel"]), "DFlash2DraftModel"),
         (zlab_config(dflash_config={"projector_type": "medusa"}), "medusa"),
