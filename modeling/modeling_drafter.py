@@ -99,6 +99,21 @@ class Drafter(PreTrainedModel):
             self.selector = RepairSelector(self.config).to(self.device, self.dtype)
             self.selector.apply(self._init_weights)
 
+    def resize_block(self, block_size: int):
+        """
+        Draft in blocks of another size, to be trained a little for it: most of what a drafter knows goes over.
+
+        Raises:
+            `ValueError`: if the drafter cannot draft such a block, or has a selector, which is made for its slots.
+        """
+        if self.selector is not None and block_size != self.config.block_size:
+            raise ValueError(
+                f"`block_size` is {block_size} and the drafter's selector was made for {self.config.block_size}: "
+                "change the size first and call `add_repair()` then."
+            )
+        self.config.block_size = block_size
+        self.config._refuse_contradictions()
+
     def pair(self, rows: torch.Tensor, tokens: torch.LongTensor, embed: Embed) -> torch.Tensor:
         """
         Context rows as attention reads them, for drafters whose rows also read the token behind them.

@@ -104,3 +104,15 @@ def test_a_file_without_arguments_is_told_apart(tmp_path):
     outcome = CliRunner().invoke(app, ["train", str(tmp_path / "recipe.yaml")])
     assert outcome.exit_code == 1
     assert "holds no arguments: write one a line" in outcome.stderr
+
+
+def test_a_drafter_goes_on_with_blocks_of_another_size(tmp_path, recipe):
+    first = tmp_path / "first"
+    assert train(tmp_path, recipe | {"output_dir": str(first)}).exit_code == 0
+    change = {"drafter": str(first), "block_size": 3, "output_dir": str(tmp_path / "second")}
+    assert train(tmp_path, recipe | change).exit_code == 0
+    before, after = (AutoDrafter.from_pretrained(folder) for folder in (first, tmp_path / "second"))
+    assert after.config.block_size == 3 != before.config.block_size
+    after.add_repair()
+    with pytest.raises(ValueError, match="selector was made for 3"):
+        after.resize_block(4)

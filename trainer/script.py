@@ -50,7 +50,8 @@ class RunArguments:
             `"dflash"`, `"dspark"`, `"domino"`, `"eagle3"` or `"mtp"`.
         mask_token_id (`int`, *optional*): An unused row of the target's embedding; the first three need it.
         num_hidden_layers (`int`, *optional*): Layers; 3 by default, and always 1 in the last two.
-        block_size (`int`, *optional*): Slots of a block; 8 by default, 7 for `"eagle3"` and 3 for `"mtp"`.
+        block_size (`int`, *optional*):
+            Slots of a block; 8 by default, 7 for `"eagle3"` and 3 for `"mtp"`. With `drafter`, its size from now on.
         draft_vocab_size (`int`, *optional*): Draft only the tokens that are most frequent in the data.
         qk_norm (`bool`, *optional*):
             Whether queries and keys are normalised per head; by default they are in the first three families.
@@ -98,6 +99,8 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
         rows["train"] = concatenate_datasets([rows["train"], texts])
     if arguments.drafter:
         drafter = load_drafter(arguments.drafter)
+        if arguments.block_size is not None:
+            drafter.resize_block(arguments.block_size)
     else:
         drafter = new_drafter(arguments, target, rows["train"], "carryover" in training.objectives)
     if "carryover" in training.objectives:
