@@ -86,8 +86,9 @@ class DFlashAttention(Qwen3Attention):
         """Let `hidden_states` `(batch, slots, hidden)` attend to keys and values, all those that the mask shows."""
         query = rotate(self.q_norm(self._heads(self.q_proj(hidden_states))).transpose(1, 2), *rotation)
         implementation = self.config._attn_implementation
-        if isinstance(attention_mask, torch.Tensor) and implementation != "eager":
-            implementation = "sdpa"  # flash kernels window by index, and flex attention would add a boolean mask
+        additive = implementation == "eager" and getattr(attention_mask, "dtype", None) != torch.bool
+        if isinstance(attention_mask, torch.Tensor) and not additive:
+            implementation = "sdpa"  # flash kernels window by index, and flex and eager would add a boolean mask
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         output, weights = attend(
             self,

@@ -143,6 +143,19 @@ def test_a_block_in_training_is_the_block_of_generation(anchor_predicts, window)
     torch.testing.assert_close(trained, generated, atol=1e-5, rtol=1e-5)
 
 
+def test_training_in_eager_attention_is_that_in_sdpa():
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter)
+    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    anchors = Anchors(torch.tensor([[7, 16], [3, 9]]), torch.ones(2, 2, dtype=torch.bool))
+    states = {}
+    for backend in ("sdpa", "eager"):
+        drafter.set_attn_implementation(backend)
+        states[backend] = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None)
+    torch.testing.assert_close(states["eager"], states["sdpa"], atol=1e-5, rtol=1e-5)
+
+
 def test_a_shifted_block_reads_the_carried_rows_of_its_own_branch():
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
