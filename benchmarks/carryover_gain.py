@@ -61,6 +61,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("carryover", nargs="?", default=str(files("hf_carryover.model_cards") / DRAFTER))
     parser.add_argument("block", nargs="?", help="drafter of the same budget without carryover; left out by default")
+    parser.add_argument("--block-budget", default="for the same number of seconds", help="said of it in the report")
     parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
     parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
     parser.add_argument("--prompts", type=int, default=20, help="of each suite")
@@ -95,7 +96,7 @@ def main():
         "intervals over prompts (paired where two are compared)."
     )
     if arguments.block:
-        text += " `block`: the block objective alone, for the same number of seconds."
+        text += f" `block`: the block objective alone, {arguments.block_budget}."
     text += f"\n\n{markdown_table(table)}"
     if arguments.rows:
         rejected = reconverged_share(target, carryover, load_rows(arguments.rows, tokenizer, split="held_out"))
