@@ -6,7 +6,6 @@ What looping gains: acceptance length, verifications, blocks drafted and wall-cl
 Without drafters it measures the one in the wheel.
 """
 
-import argparse
 from importlib.resources import files
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from benchmarks.pair import load_target
+from benchmarks.pair import load_target, read_arguments
 from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
@@ -72,13 +71,7 @@ def draw(rows: list[dict[str, Any]]):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drafters", nargs="*", help="NAME=FOLDER of each drafter to measure")
-    parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
-    parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
-    parser.add_argument("--prompts", type=int, default=12, help="of each suite")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__)
     target, tokenizer = load_target(arguments.target, torch.bfloat16)
     named = [each.split("=", 1) for each in arguments.drafters] or [
         ["shipped", str(files("hf_carryover.model_cards") / DRAFTER)]

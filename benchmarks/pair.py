@@ -1,4 +1,6 @@
-"""The target that a benchmark measures on."""
+"""The target and the drafters that a benchmark measures."""
+
+import argparse
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,3 +23,14 @@ def load_target(name: str | None, dtype: torch.dtype) -> tuple[PreTrainedModel, 
         tokenizer = AutoTokenizer.from_pretrained(name)
         target = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
     return enable(target), tokenizer
+
+
+def read_arguments(description: str) -> argparse.Namespace:
+    """The command line of a benchmark that measures named drafters on the suites."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("drafters", nargs="*", help="NAME=FOLDER of each drafter to measure")
+    parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
+    parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
+    parser.add_argument("--prompts", type=int, default=12, help="of each suite")
+    parser.add_argument("--new-tokens", type=int, default=64)
+    return parser.parse_args()

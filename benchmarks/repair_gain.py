@@ -8,7 +8,6 @@ The first drafter is the one whose pools are looked at and whose parts are switc
 of the wheel with an untrained selector: its pools, and what a selector costs.
 """
 
-import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.pair import load_target
+from benchmarks.pair import load_target, read_arguments
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
@@ -156,13 +155,7 @@ def switched(drafter) -> list[Way]:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("drafters", nargs="*", help="NAME=FOLDER of each drafter to measure")
-    parser.add_argument("--target", help="folder or Hub repository; default: the demo's")
-    parser.add_argument("--rows", nargs="*", default=[], help="training rows, whose held-out prompts are measured")
-    parser.add_argument("--prompts", type=int, default=12, help="of each suite")
-    parser.add_argument("--new-tokens", type=int, default=64)
-    arguments = parser.parse_args()
+    arguments = read_arguments(__doc__)
     target, tokenizer = load_target(arguments.target, torch.bfloat16)
     drafters = {}
     for each in arguments.drafters or [f"shipped, untrained selector={files('hf_carryover.model_cards') / DRAFTER}"]:

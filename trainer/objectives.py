@@ -103,7 +103,8 @@ class DraftLoss:
         """
         run, state = self._bind(recorded, context, anchors, carried, looped)
         first = 0 if looped is None else looped.shape[2]
-        tokens = anchors.take(recorded.tokens, first + self._slots(anchors))
+        slots = torch.arange(self.drafter.config.block_size, device=anchors.index.device)
+        tokens = anchors.take(recorded.tokens, first + slots)
         with self._drafter_gradient():
             return self.drafter.read_block(run, state, tokens, self._embed(context.dtype))
 
@@ -111,9 +112,6 @@ class DraftLoss:
         """No gradient of the drafter is wanted while its selector learns alone."""
         alone = self.repair is not None and self.repair.alone
         return torch.set_grad_enabled(torch.is_grad_enabled() and not alone)
-
-    def _slots(self, anchors: Anchors) -> torch.Tensor:
-        return torch.arange(self.drafter.config.block_size, device=anchors.index.device)
 
     def _bind(
         self,
