@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.pair import load_target
+from benchmarks.pair import load_target, titled_suites
 from benchmarks.reconvergence import reconverged_share
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter
@@ -28,7 +28,6 @@ from hf_carryover.evaluation import (
     ratio_of,
     tokens_per_second,
 )
-from hf_carryover.suites import TITLES, load_suite
 from hf_carryover.trainer.data import load_rows
 
 PLAIN, BLOCK, OFF, ON = "plain generate", "block", "carryover, off", "carryover, on"
@@ -80,10 +79,7 @@ def main():
         Way(ON, {"assistant_model": carryover, "carryover": True}),
     ]
     measured, table, numbers = {}, [], {}
-    for name in [*arguments.rows, "chat", "math", "code"]:
-        held_out = name in arguments.rows
-        suite = load_suite(name, tokenizer, arguments.held_out if held_out else arguments.prompts)
-        title = f"{'held-out' if held_out else TITLES[name]}, {len(suite.prompts)}"
+    for title, suite in titled_suites(arguments.rows, tokenizer, arguments.prompts, arguments.held_out):
         if not measured:
             measure(target, suite.prompts[:1], ways, max_new_tokens=8)  # warms up
         measured[title] = measure(target, tqdm(suite.prompts, desc=title), ways, arguments.new_tokens)

@@ -173,10 +173,7 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
     parts: dict[str, list[Measured]] = {name: [] for name in ("on", "off", "shuffled")}
     packed = list(packed_dataset([each.row() for each in held_out], LENGTH, None))
     for start in range(0, len(packed), 8):
-        batch = PackedCollator()(packed[start : start + 8])
-        recorded, cache = guest.read(
-            batch["input_ids"], batch["loss_mask"].bool(), batch["document"], batch["position"], keep_cache=True
-        )
+        recorded, cache = guest.read_batch(PackedCollator()(packed[start : start + 8]), keep_cache=True)
         before = sample_anchors(recorded.eligible(), 48, seeds=None)
         labels = Labels.of(recorded, before, DRAFTED)
         drafts = loss.draft(recorded, before)

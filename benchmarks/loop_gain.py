@@ -13,12 +13,11 @@ import torch
 from matplotlib.figure import Figure
 from tqdm.auto import tqdm
 
-from benchmarks.pair import load_target, read_arguments
+from benchmarks.pair import load_target, read_arguments, titled_suites
 from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
 from hf_carryover.evaluation import Way, acceptance_length, estimate, measure, ratio_of, tokens_per_second
-from hf_carryover.suites import TITLES, load_suite
 
 THRESHOLDS = (None, -0.5, -1.0, -2.0, -4.0)
 
@@ -83,9 +82,7 @@ def main():
             label = f"{name}, loop {'off' if threshold is None else threshold}"
             ways.append(Way(label, {"assistant_model": drafter, "loop_threshold": threshold}))
     suites: dict[str, list[Way]] = {}
-    for suite_name in [*arguments.rows, "chat", "math", "code"]:
-        suite = load_suite(suite_name, tokenizer, arguments.prompts)
-        title = f"{TITLES.get(suite_name, 'held-out')}, {len(suite.prompts)}"
+    for title, suite in titled_suites(arguments.rows, tokenizer, arguments.prompts):
         if not suites:
             measure(target, suite.prompts[:1], ways, max_new_tokens=8)  # warms up
         suites[title] = measure(target, tqdm(suite.prompts, desc=title), ways, arguments.new_tokens)

@@ -53,10 +53,7 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
     loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 1.0, ANCHORS, "cross-entropy", guest)
     counts = torch.zeros(4)
     for sequence in packed_dataset(rows, LENGTH, None):
-        batch = PackedCollator()([sequence])
-        recorded, cache = guest.read(
-            batch["input_ids"], batch["loss_mask"].bool(), batch["document"], batch["position"], keep_cache=True
-        )
+        recorded, cache = guest.read_batch(PackedCollator()([sequence]), keep_cache=True)
         anchors = sample_anchors(recorded.eligible(), ANCHORS, seeds=None)
         labels = Labels.of(recorded, anchors, drafter.config.num_drafted)
         drafts = loss.draft(recorded, anchors)

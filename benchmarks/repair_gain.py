@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from benchmarks.pair import load_target, read_arguments
+from benchmarks.pair import load_target, read_arguments, titled_suites
 from benchmarks.report import markdown_table, write_report
 from hf_carryover import AutoDrafter
 from hf_carryover.cli.demo import DRAFTER
@@ -31,9 +31,7 @@ from hf_carryover.evaluation import (
     tokens_per_second,
 )
 from hf_carryover.modeling import Pools
-from hf_carryover.suites import TITLES, load_suite
-
-LOOP_THRESHOLD = -0.5  # for a drafter that was not trained to loop
+from hf_carryover.modeling.modeling_drafter import LOOP_THRESHOLD
 
 
 @dataclass
@@ -174,9 +172,7 @@ def main():
     ways = [way for pair in pairs for way in pair]
     switches = switched(first)
     pools, gains, table = [], [], []
-    for suite_name in [*arguments.rows, "chat", "math", "code"]:
-        suite = load_suite(suite_name, tokenizer, arguments.prompts)
-        title = f"{TITLES.get(suite_name, 'held-out')}, {len(suite.prompts)}"
+    for title, suite in titled_suites(arguments.rows, tokenizer, arguments.prompts):
         if not gains:
             measure(target, suite.prompts[:1], ways + switches, max_new_tokens=8)  # warms up
         pools.append(coverage_of(target, first, suite.prompts, arguments.new_tokens).row(title))
@@ -186,7 +182,7 @@ def main():
         for way in (none, *others):
             speed = estimate(ratio_of(tokens_per_second), (way, none)).value
             table.append({"prompts": title, "on": way.name, "τ": way.acceptance_length, "speed against none": speed})
-    selector = f"{sum(p.numel() for p in first.selector.parameters()) / 1e6:.1f}M"
+    selector = f"{first.selector.num_parameters() / 1e6:.1f}M"
     text = (
         f"Greedy, {arguments.new_tokens} new tokens, bf16, one prompt at a time, in one run; 95 % intervals over "
         f"prompts, paired. The selector has {selector} parameters and pools of {first.config.repair_pool_size}.\n\n"

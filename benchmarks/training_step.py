@@ -63,7 +63,7 @@ def our_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int, chunk:
     embedding = target.get_input_embeddings()
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 4.0, chunk, "cross-entropy", guest)
-    recorded, _ = guest.read(inputs["input_ids"], inputs["loss_mask"].bool(), inputs["document"], inputs["position"])
+    recorded, _ = guest.read_batch(inputs)
     value, tally = loss(recorded, sample_anchors(recorded.eligible(), count, seeds=[0]))
     value.backward()
     return int(tally.supervised)

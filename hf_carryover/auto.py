@@ -6,18 +6,9 @@ from transformers import AutoModel, PreTrainedConfig
 from transformers.utils import cached_file
 
 from .formats import RENAMED_WEIGHTS, translate
-from .modeling import (
-    DFlashDrafterConfig,
-    DominoDrafterConfig,
-    Drafter,
-    DSparkDrafterConfig,
-    Eagle3Drafter,
-    Eagle3DrafterConfig,
-    MTPDrafterConfig,
-)
+from .modeling import DRAFTERS, Drafter, Eagle3Drafter
 
-OURS = (DFlashDrafterConfig, DSparkDrafterConfig, DominoDrafterConfig, Eagle3DrafterConfig, MTPDrafterConfig)
-OUR_MODEL_TYPES = {config.model_type for config in OURS}
+OUR_MODEL_TYPES = {drafter.config_class.model_type for drafter in DRAFTERS}
 HUB_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder")
 
 

@@ -64,7 +64,7 @@ def write_card(
         drafted=config.num_drafted,
         draft_vocabulary=config.draft_vocab_size and f"{config.draft_vocab_size:,}",
         carryover=config.carryover,
-        selector=drafter.selector and f"{sum(p.numel() for p in drafter.selector.parameters()) / 1e6:.1f}",
+        selector=drafter.selector and f"{drafter.selector.num_parameters() / 1e6:.1f}",
         runs=runs,
         hours=sum(run["seconds"] for run in runs) / 3600,
         notes=notes.strip(),

@@ -161,8 +161,13 @@ def _from_dspark(config: dict[str, Any]) -> Translation:
     )
 
 
+def _speculators_layer(config: dict[str, Any]) -> dict[str, Any]:
+    """The body, which is saved as differences from the defaults of its model type."""
+    return AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()
+
+
 def _from_speculators(config: dict[str, Any], kind: str) -> Translation:
-    layer = AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()  # saved as differences from defaults
+    layer = _speculators_layer(config)
     drafter = DSparkDrafter if kind == "dspark" else DFlashDrafter
     heads = {}
     if kind == "dspark":
@@ -192,12 +197,11 @@ def _from_eagle3(config: dict[str, Any], **keys: Any) -> Translation:
         )
     if ids is None:
         ids = [2, config["num_target_layers"] // 2, config["num_target_layers"] - 3]
-    width = config.get("target_hidden_size")
     return Eagle3Drafter, Eagle3Drafter.config_class(
         **{"head_dim": config["hidden_size"] // config["num_attention_heads"], **_body(config)},
         target_layer_ids=[i - 1 for i in ids],  # these index `hidden_states`, whose entry 0 is the embedding output
         num_target_layers=config.get("num_target_layers"),
-        target_hidden_size=width,
+        target_hidden_size=config.get("target_hidden_size"),
         draft_vocab_size=config.get("draft_vocab_size"),
         **keys,
     )
@@ -209,11 +213,10 @@ def _from_speculators_eagle3(config: dict[str, Any]) -> Translation:
             f"This speculators eagle3 checkpoint norms its features before fusing them (`{unknown[0]}`), which this "
             "package cannot run: use one without."
         )
-    layer = AutoConfig.for_model(**config["transformer_layer_config"]).to_dict()  # saved as differences from defaults
     methods = (config.get("speculators_config") or {}).get("proposal_methods") or [{}]
     drafted = {"block_size": methods[0]["speculative_tokens"]} if methods[0].get("speculative_tokens") else {}
     return _from_eagle3(
-        {**layer, **config, "num_hidden_layers": 1},
+        {**_speculators_layer(config), **config, "num_hidden_layers": 1},
         **drafted,
         norm_before_residual=config.get("norm_before_residual", False),
         norm_output=config.get("norm_output", False),

@@ -17,7 +17,8 @@ from .modeling_eagle3 import Eagle3Drafter
 from .modeling_mtp import MTPDrafter
 from .modeling_relay import HISTORY, History, Pools, RepairSelector, Walk
 
-for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter, Eagle3Drafter, MTPDrafter):
+DRAFTERS = (DFlashDrafter, DSparkDrafter, DominoDrafter, Eagle3Drafter, MTPDrafter)
+for drafter in DRAFTERS:
     AutoConfig.register(drafter.config_class.model_type, drafter.config_class, exist_ok=True)
     AutoModel.register(drafter.config_class, drafter, exist_ok=True)
     # Saving a drafter also copies these files beside its weights, for `trust_remote_code=True` without this package.
@@ -25,6 +26,7 @@ for drafter in (DFlashDrafter, DSparkDrafter, DominoDrafter, Eagle3Drafter, MTPD
     drafter.register_for_auto_class("AutoModel")
 
 __all__ = [
+    "DRAFTERS",
     "HISTORY",
     "DFlashDrafter",
     "DFlashDrafterConfig",

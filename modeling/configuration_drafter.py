@@ -196,6 +196,11 @@ class DrafterConfig(Qwen3Config):
         return config, kwargs
 
     @classmethod
+    def _feature_layers(cls, num_target_layers: int) -> list[int]:
+        """Target layers that a new drafter of this family reads."""
+        return default_target_layer_ids(num_target_layers, 5)
+
+    @classmethod
     def from_target(
         cls,
         target_config: PreTrainedConfig,
@@ -215,7 +220,9 @@ class DrafterConfig(Qwen3Config):
             block_size (`int`): Slots in a block.
             mask_token_id (`int`):
                 An unused row of the target's embedding; never its padding or end token. Chains need none.
-            target_layer_ids (`list[int]`, *optional*): Defaults to five layers by the DFlash rule.
+            target_layer_ids (`list[int]`, *optional*):
+                Five layers by the DFlash rule by default; a low, the middle and a high one for EAGLE-3, and the last
+                one for multi-token prediction.
             kwargs: Any other key of this class, e.g. `carryover=True`.
 
         Raises:
@@ -238,7 +245,7 @@ class DrafterConfig(Qwen3Config):
             "rope_parameters": {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)},
         }
         if target_layer_ids is None:
-            target_layer_ids = default_target_layer_ids(text.num_hidden_layers, 5)
+            target_layer_ids = cls._feature_layers(text.num_hidden_layers)
         ends = text.eos_token_id if isinstance(text.eos_token_id, list) else [text.eos_token_id, text.pad_token_id]
         if mask_token_id is not None and mask_token_id in ends:
             raise ValueError(

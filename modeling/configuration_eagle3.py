@@ -1,5 +1,3 @@
-from transformers import PreTrainedConfig
-
 from .configuration_chain import ChainDrafterConfig
 
 
@@ -22,11 +20,6 @@ class Eagle3DrafterConfig(ChainDrafterConfig):
     norm_before_residual: bool = False
 
     @classmethod
-    def from_target(
-        cls, target_config: PreTrainedConfig, *args, target_layer_ids: list[int] | None = None, **kwargs
-    ) -> "Eagle3DrafterConfig":
-        """As `DrafterConfig.from_target`; features come from a low, the middle and a high layer by default."""
-        if target_layer_ids is None:
-            layers = target_config.get_text_config(decoder=True).num_hidden_layers
-            target_layer_ids = sorted({min(max(i, 0), layers - 1) for i in (1, layers // 2 - 1, layers - 4)})
-        return super().from_target(target_config, *args, target_layer_ids=target_layer_ids, **kwargs)
+    def _feature_layers(cls, num_target_layers: int) -> list[int]:
+        last = num_target_layers - 1
+        return sorted({min(max(i, 0), last) for i in (1, num_target_layers // 2 - 1, num_target_layers - 4)})

@@ -1,5 +1,3 @@
-from transformers import PreTrainedConfig
-
 from .configuration_chain import ChainDrafterConfig
 
 
@@ -31,10 +29,5 @@ class MTPDrafterConfig(ChainDrafterConfig):
             )
 
     @classmethod
-    def from_target(
-        cls, target_config: PreTrainedConfig, *args, target_layer_ids: list[int] | None = None, **kwargs
-    ) -> "MTPDrafterConfig":
-        """As `DrafterConfig.from_target`; the features are the target's last hidden states by default."""
-        if target_layer_ids is None:
-            target_layer_ids = [target_config.get_text_config(decoder=True).num_hidden_layers - 1]
-        return super().from_target(target_config, *args, target_layer_ids=target_layer_ids, **kwargs)
+    def _feature_layers(cls, num_target_layers: int) -> list[int]:
+        return [num_target_layers - 1]

@@ -220,8 +220,11 @@ class RepairSelector(nn.Module):
         self.gate_out = SelectorOutput(width, 1, bias=False)
 
     def extra_repr(self) -> str:
-        width, parameters = self.state_proj.out_features, sum(p.numel() for p in self.parameters())
-        return f"width={width}, parameters={parameters:,}"
+        return f"width={self.state_proj.out_features}, parameters={self.num_parameters():,}"
+
+    def num_parameters(self) -> int:
+        """`int`: Numbers that are learned."""
+        return sum(parameter.numel() for parameter in self.parameters())
 
     def project(self, embeds: torch.Tensor) -> torch.Tensor:
         """Token embeddings `(..., hidden)` to `(..., width)`."""

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from hf_carryover import AutoDrafter, Eagle3Drafter, MTPDrafter
-from hf_carryover.trainer.batch import Anchors, Recorded
+from hf_carryover.trainer.batch import Anchors
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.initialise import initialise_from_target
 from hf_carryover.trainer.masks import HIDDEN
 from hf_carryover.trainer.objectives import after_rejection
 from tests.chains import CHAINS, chain, chain_by_hand
 from tests.test_carryover_trainer import trainer
-from tests.test_training_alignment import FIRST, draft_loss, features_of, packed_documents, read
+from tests.test_training_alignment import FIRST, changed_from, draft_loss, features_of, packed_documents, read
 from tests.tiny import greedy, tiny_prompt, tiny_target
 
 
@@ -84,15 +84,7 @@ def test_nothing_behind_a_slot_moves_its_state(drafter_class, carry):
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
     carried = after_rejection(loss, recorded, cache, anchors)[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 3, -1)
-    changed = torch.arange(recorded.tokens.shape[1]) >= 10
-    moved = Recorded(
-        torch.where(changed, (recorded.tokens + 1) % 90, recorded.tokens),
-        recorded.loss_mask,
-        recorded.document,
-        recorded.position,
-        torch.where(changed[:, None], recorded.features + 1, recorded.features),
-        recorded.final,
-    )
+    moved = changed_from(recorded, 10)
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 3, -1)
     assert after[0, 0].equal(before[0, 0])
     assert after[1, 0].equal(before[1, 0])

@@ -179,9 +179,10 @@ def test_sampled_output_keeps_the_distribution_with_the_loop_forced_on(name):
     assert p_value(drawn.counts, exact_joint(target, setting)) > 1e-4
 
 
-def test_the_gate_is_the_summed_log_probability_of_the_latest_block():
+@pytest.mark.parametrize("repair", [False, True])
+def test_the_gate_is_the_drafters_own_summed_log_probability_of_the_latest_block(repair):
     target, prompt = tiny_target(), tiny_prompt(5)
-    drafter = random_drafter(target, output_multiplier=0.2)
+    drafter = random_drafter(target, output_multiplier=0.2, repair=repair)
     sums, read_out = [], drafter.read_out
 
     def watched(hidden, head):

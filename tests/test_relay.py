@@ -277,23 +277,6 @@ def test_stats_count_what_was_replaced_and_handed_over():
     assert drafter.stats.repaired == 9
 
 
-def test_the_loop_gate_rates_the_tokens_by_the_drafters_own_probabilities():
-    target, prompt = tiny_target(), tiny_prompt(5)
-    drafter = random_drafter(target, output_multiplier=0.2, repair=True)
-    sums, read_out = [], drafter.read_out
-
-    def watched(hidden, head):
-        logits = read_out(hidden, head)
-        sums.append(logits.float().log_softmax(dim=-1).amax(dim=-1).sum().item())
-        return logits
-
-    drafter.read_out = watched
-    greedy(target, prompt, 7, assistant_model=drafter, loop_threshold=ALWAYS, max_draft_stages=2)
-    for threshold, opens in ((sums[0] - 1e-4, True), (sums[0] + 1e-4, False)):
-        greedy(target, prompt, 7, assistant_model=drafter, loop_threshold=threshold, max_draft_stages=2)
-        assert drafter.stats.draft_stages == 5 + opens
-
-
 def test_a_drafter_keeps_its_selector_and_can_be_told_not_to_use_it(tmp_path):
     target, prompt = tiny_target(), tiny_prompt(5)
     drafter = random_drafter(target, repair_width=12)

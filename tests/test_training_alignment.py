@@ -34,7 +34,7 @@ def packed_documents(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def read(guest: GuestTarget, batch: dict[str, torch.Tensor], keep_cache: bool = False):
-    return guest.read(batch["input_ids"], batch["loss_mask"].bool(), batch["document"], batch["position"], keep_cache)
+    return guest.read_batch(batch, keep_cache)
 
 
 def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
@@ -49,6 +49,19 @@ def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
         anchors_per_chunk=anchors_per_chunk,
         loss_type="cross-entropy",
         guest=GuestTarget(target, drafter.config.target_layer_ids),
+    )
+
+
+def changed_from(recorded: Recorded, place: int) -> Recorded:
+    """With other tokens and features from `place` on."""
+    changed = torch.arange(recorded.tokens.shape[1]) >= place
+    return Recorded(
+        torch.where(changed, (recorded.tokens + 1) % 90, recorded.tokens),
+        recorded.loss_mask,
+        recorded.document,
+        recorded.position,
+        torch.where(changed[:, None], recorded.features + 1, recorded.features),
+        recorded.final,
     )
 
 
@@ -195,15 +208,7 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
     carried = after_rejection(loss, recorded, cache, anchors)[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 4, -1)
-    changed = torch.arange(recorded.tokens.shape[1]) >= 9  # behind the second anchor of the first sequence
-    moved = Recorded(
-        torch.where(changed, (recorded.tokens + 1) % 90, recorded.tokens),
-        recorded.loss_mask,
-        recorded.document,
-        recorded.position,
-        torch.where(changed[:, None], recorded.features + 1, recorded.features),
-        recorded.final,
-    )
+    moved = changed_from(recorded, 9)  # behind the second anchor of the first sequence
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 4, -1)
     assert after[0].equal(before[0])
     assert after[1, 0].equal(before[1, 0])

@@ -36,6 +36,13 @@ class GuestTarget:
         recorded.features, recorded.final = self._run(tokens, queries, keys, cache)
         return recorded, cache
 
+    def read_batch(
+        self, batch: dict[str, torch.Tensor], keep_cache: bool = False
+    ) -> tuple[Recorded, DynamicCache | None]:
+        """`read` what a [`PackedCollator`] made."""
+        loss_mask = batch["loss_mask"].bool()
+        return self.read(batch["input_ids"], loss_mask, batch["document"], batch["position"], keep_cache)
+
     @torch.no_grad()
     def judge(
         self, recorded: Recorded, cache: DynamicCache, anchors: Anchors, drafts: torch.Tensor

@@ -7,14 +7,7 @@ import torch
 from datasets import concatenate_datasets
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from ..modeling import (
-    DFlashDrafterConfig,
-    DominoDrafterConfig,
-    Drafter,
-    DSparkDrafterConfig,
-    Eagle3DrafterConfig,
-    MTPDrafterConfig,
-)
+from ..modeling import DRAFTERS, Drafter
 from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
 from .data import load_rows, recorded_text
@@ -22,13 +15,7 @@ from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
 
 SMALL_PARTS = ("carry_embedding", "markov_head", "confidence_head", "prefix_gru", "embed_proj", "selector")
-FAMILIES = {
-    "dflash": DFlashDrafterConfig,
-    "dspark": DSparkDrafterConfig,
-    "domino": DominoDrafterConfig,
-    "eagle3": Eagle3DrafterConfig,
-    "mtp": MTPDrafterConfig,
-}
+FAMILIES = {drafter.config_class.model_type.removesuffix("_drafter"): drafter.config_class for drafter in DRAFTERS}
 
 
 @dataclass
