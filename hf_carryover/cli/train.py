@@ -33,9 +33,11 @@ def train(context: typer.Context):
     if Path(flags[0]).suffix in (".yaml", ".yml"):
         flags = [*_as_flags(Path(flags[0])), *flags[1:]]
     arguments, training = parser.parse_args_into_dataclasses(flags)
-    run(arguments, training, AutoDrafter.from_pretrained)
-    if not arguments.lora_rank:
+    trainer = run(arguments, training, AutoDrafter.from_pretrained)
+    if trainer.is_world_process_zero() and not arguments.lora_rank:
         write_card(training.output_dir, base_model=arguments.target)
+    trainer.accelerator.wait_for_everyone()  # a process that leaves while another one writes takes that one with it
+    trainer.accelerator.end_training()
 
 
 def _as_flags(file: Path) -> Iterator[str]:
