@@ -98,23 +98,25 @@ def plain_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int) -> i
     return int(labels.supervised.sum())
 
 
-def throughput(count: int = 256) -> list[dict[str, Any]]:
+def throughput(dtype: torch.dtype, count: int = 256) -> list[dict[str, Any]]:
     """Median positions a second of one processor, for every way, one after the other in each repetition."""
     torch.set_num_threads(1)  # and processor time, so that other programs on the machine do not count
-    whole, kept = pair(), pair(draft_vocab_size=8_000)
+    (whole, drafter), (kept, small) = pair(), pair(draft_vocab_size=8_000)
+    whole, kept = whole.to(dtype), kept.to(dtype)
     ways: dict[str, Callable[[], int]] = {
-        "plain loop": lambda: plain_step(*whole, count),
-        "trainer, in one chunk": lambda: our_step(*whole, count, chunk=count),
-        "trainer, chunks of 32": lambda: our_step(*whole, count, chunk=32),
-        "trainer, chunks of 32, draft vocabulary of 8,000": lambda: our_step(*kept, count, chunk=32),
+        "plain loop": lambda: plain_step(whole, drafter, count),
+        "trainer, in one chunk": lambda: our_step(whole, drafter, count, chunk=count),
+        "trainer, chunks of 32": lambda: our_step(whole, drafter, count, chunk=32),
+        "trainer, chunks of 32, draft vocabulary of 8,000": lambda: our_step(kept, small, count, chunk=32),
     }
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    positions = {name: step() for name, step in ways.items()}  # warms up
-    for _ in range(REPETITIONS):
-        for name, step in ways.items():
-            start = time.process_time()
-            step()
-            seconds[name].append(time.process_time() - start)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):  # as the Trainer's `bf16`
+        positions = {name: step() for name, step in ways.items()}  # warms up
+        for _ in range(REPETITIONS):
+            for name, step in ways.items():
+                start = time.process_time()
+                step()
+                seconds[name].append(time.process_time() - start)
     rates = {name: positions["plain loop"] / statistics.median(seconds[name]) for name in ways}
     return [
         {"way": name, "positions/s": round(rate), "ratio": rate / rates["plain loop"]} for name, rate in rates.items()
@@ -148,13 +150,14 @@ def memory() -> list[dict[str, Any]]:
 def main():
     """Run both and write the report."""
     peaks = memory()  # first: a process starts with the peak of the one that started it
-    speed = throughput()
-    text = (
+    speed = {"bf16": throughput(torch.bfloat16), "fp32": throughput(torch.float32)}
+    setting = (
         f"One sequence of {LENGTH} tokens, a random target of 6 layers and a drafter of 2, width 256, {VOCABULARY:,} "
-        f"tokens, fp32, 256 anchors of 7 drafted positions, forward and backward; positions by second of one "
-        f"processor.\n\n{markdown_table(speed)}\n\n"
-        f"Peak memory of a step above that of the loaded models, in a fresh process each.\n\n{markdown_table(peaks)}"
+        "tokens, 256 anchors of 7 drafted positions, forward and backward; positions by second of one processor."
     )
+    tables = [f"In {name}:\n\n{markdown_table(rows)}" for name, rows in speed.items()]
+    memory_of = "Peak memory of a step above that of the loaded models, in a fresh process each, in fp32."
+    text = "\n\n".join([setting, *tables, memory_of, markdown_table(peaks)])
     write_report("training_step", {"throughput": speed, "memory": peaks}, text)
     print(text)
 

@@ -9,7 +9,7 @@ from hf_carryover import DominoDrafter, DSparkDrafter
 from hf_carryover.trainer.batch import Anchors, Labels, Recorded, sample_anchors, sample_stages
 from hf_carryover.trainer.chunks import sum_of_chunks
 from hf_carryover.trainer.guest import GuestTarget
-from hf_carryover.trainer.losses import distillation_loss
+from hf_carryover.trainer.losses import best_is, distillation_loss
 from hf_carryover.trainer.masks import HIDDEN, Rows, block_mask, dense_mask
 from hf_carryover.trainer.objectives import DraftLoss, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, documents, pack
@@ -99,6 +99,35 @@ def test_labels_stop_where_the_document_or_the_supervision_does():
     labels = Labels.of(recorded, Anchors(torch.tensor([[1, 4]]), torch.tensor([[True, True]])), 3)
     assert labels.tokens[0, 0].tolist() == [12, 13, 14]
     assert labels.supervised.int().tolist() == [[[1, 1, 0], [1, 0, 0]]]
+
+
+def test_blocks_reach_from_the_first_ones_document_to_the_last_anchor():
+    document = torch.tensor([[0, 0, 0, 1, 1, 1, 2, 2]])
+    position = torch.tensor([[0, 1, 2, 0, 1, 2, 0, 1]])
+    recorded = Recorded(document, document.bool(), document, position, document, document)
+    index = torch.tensor([[4, 6, 0]])
+    assert Anchors(index, torch.tensor([[True, True, False]])).reach(recorded) == slice(3, 6)
+    assert Anchors(index, torch.tensor([[True, True, True]])).reach(recorded) == slice(0, 6)
+    assert Anchors(index, torch.zeros(1, 3, dtype=torch.bool)).reach(recorded) == slice(0, 0)
+
+
+def test_what_no_block_can_see_is_left_out_and_changes_nothing(monkeypatch):
+    target = tiny_target("qwen3")
+    drafter = random_drafter(target)
+    loss = draft_loss(target, drafter)
+    recorded, _ = read(loss.guest, packed_documents())
+    anchors = Anchors(torch.tensor([[11, 14], [12, 15]]), torch.ones(2, 2, dtype=torch.bool))
+    context = drafter.fuse(recorded.features)
+    hidden = loss.hidden(recorded, context, anchors, carried=None)
+    assert anchors.reach(recorded) != slice(0, recorded.tokens.shape[1])
+    monkeypatch.setattr(Anchors, "reach", lambda self, recorded: slice(None))
+    torch.testing.assert_close(loss.hidden(recorded, context, anchors, carried=None), hidden, atol=1e-6, rtol=1e-5)
+
+
+def test_the_best_token_is_found_as_by_argmax():
+    scores = torch.randint(4, (6, 50, 3), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    tokens = torch.randint(3, (6, 50), generator=torch.Generator().manual_seed(1))
+    assert best_is(scores, tokens).equal(scores.argmax(dim=-1) == tokens)
 
 
 def test_anchors_of_a_sequence_do_not_depend_on_its_batch():

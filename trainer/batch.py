@@ -91,6 +91,13 @@ class Anchors:
         shifted.valid = self.valid & same.squeeze(-1) & shifted.take(recorded.eligible()).squeeze(-1)
         return shifted
 
+    def reach(self, recorded: Recorded) -> slice:
+        """What of the sequence any block can see: from the first anchor's document to the last anchor."""
+        if not self.valid.any():
+            return slice(0, 0)
+        begin = (self.index - self.take(recorded.position).squeeze(-1))[self.valid].min()
+        return slice(max(0, int(begin)), int(self.index[self.valid].max()))
+
     def rows(self, recorded: Recorded, slots: int, first: int = 0, includes_anchor: bool = False) -> Rows:
         """
         A branch of `slots` rows a block, the first one `first` behind the anchor.

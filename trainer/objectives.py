@@ -11,7 +11,7 @@ from ..modeling import History, Pools
 from .batch import Anchors, Labels, Recorded
 from .chunks import sum_of_chunks
 from .guest import GuestTarget
-from .losses import distillation_loss, dspark_loss, leading_run, position_weights
+from .losses import best_is, distillation_loss, dspark_loss, leading_run, position_weights
 from .masks import HIDDEN, Rows, layer_masks
 from .repair import RepairPhase, history_of, selector_loss
 from .tally import Tally
@@ -126,8 +126,10 @@ class DraftLoss:
         first = 0 if looped is None else looped.shape[2]
         state = anchors.take(context, -1).squeeze(2) if looped is None else looped[:, :, -1]
         queries = anchors.rows(recorded, drafter.config.block_size, first)
-        keys = [recorded.rows()]
-        paired = [drafter.pair(context, torch.nn.functional.pad(recorded.tokens[:, 1:], (0, 1), value=-1), embed)]
+        seen = anchors.reach(recorded)
+        keys = [recorded.rows()[:, seen]]
+        behind = torch.nn.functional.pad(recorded.tokens[:, 1:], (0, 1), value=-1)
+        paired = [drafter.pair(context[:, seen], behind[:, seen], embed)]
         if carried is not None:
             marks = torch.ones(carried.rows.branch.shape, dtype=torch.bool, device=context.device)
             rows = drafter.fuse(carried.features.flatten(1, 2), marks)
@@ -211,7 +213,7 @@ class DraftLoss:
         known = supervised & (ids >= 0)
         ids = ids.clamp(min=0)
         cross_entropy = -log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
-        hit = (log_probs.argmax(dim=-1) == ids) & known
+        hit = best_is(log_probs, ids) & known
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
         loss = cross_entropy
         if self.loss_type == "curriculum":
