@@ -7,7 +7,7 @@ from transformers import GenerationConfig
 
 from hf_carryover.trainer.decode import generate_batched
 from hf_carryover.trainer.sampling import Sampler, argmax
-from hf_carryover.trainer.slots import grouped_query_attention, why_not_slots
+from hf_carryover.trainer.slots import GroupedRows, grouped_query_attention, why_not_slots
 
 END = [5, 7, 11, 13, 17, 19]
 SLOTS = ["llama", "qwen2", "qwen3", "qwen3_moe", "phi", "olmo2"]
@@ -52,7 +52,8 @@ def test_any_batch_and_any_common_beginning(batch_size, shared):
 
 
 def test_long_and_short_rows_in_groups(monkeypatch):
-    monkeypatch.setattr("hf_carryover.trainer.decode.GROUP", 2)
+    monkeypatch.setattr("hf_carryover.trainer.slots.GROUP", 2)
+    monkeypatch.setattr("hf_carryover.trainer.slots.STEP", 3)
     target, rows = tiny_target("qwen3"), prompts(9)
     assert decode(target, rows, batch_size=5) == {i: alone(target, row) for i, row in enumerate(rows)}
 
@@ -88,20 +89,35 @@ def test_target_is_as_before():
     torch.testing.assert_close(between, target(ids, attention_mask=mask, position_ids=position).logits[0, -1])
 
 
-def test_attention_by_hand():
+def test_attention_by_hand(monkeypatch):
     """Two slots of 1 and 3 columns: what lies behind a slot's length does not matter, nor does the group it is in."""
     torch.manual_seed(0)
     query, key, value = torch.randn(2, 4, 1, 8), torch.randn(2, 2, 3, 8), torch.randn(2, 2, 3, 8)
     mask = torch.zeros(2, 1, 1, 3)
     mask[0, ..., 1:] = torch.finfo(torch.float32).min
-    groups = [(0, 1, 1), (1, 2, 3)]
-    for split in (groups, [(0, 2, 3)]):
-        out, _ = grouped_query_attention(torch.nn.Identity(), query, key, value, mask, split)
+    apart = [key[:1, :, :1], key[1:]], [value[:1, :, :1], value[1:]]
+    for group, (keys, values) in ((1, apart), (2, ([key], [value]))):
+        monkeypatch.setattr("hf_carryover.trainer.slots.GROUP", group)
+        out = grouped_query_attention(query, keys, values, mask)
         torch.testing.assert_close(out[0, 0], value[0].repeat_interleave(2, 0)[:, 0])
         full = torch.nn.functional.scaled_dot_product_attention(query[1:], key[1:], value[1:], enable_gqa=True)
         torch.testing.assert_close(out[1:], full.transpose(1, 2))
     with pytest.raises(ValueError, match="softcap"):
-        grouped_query_attention(torch.nn.Identity(), query, key, value, mask, groups, softcap=30.0)
+        grouped_query_attention(query, [key], [value], mask, softcap=30.0)
+
+
+def test_rows_of_slots_move_to_the_front_of_their_groups(monkeypatch):
+    """Groups of two slots, a step of four columns: slots 1, 2 and 4 become 0, 1 and 2, and two groups are left."""
+    monkeypatch.setattr("hf_carryover.trainer.slots.GROUP", 2)
+    monkeypatch.setattr("hf_carryover.trainer.slots.STEP", 4)
+    rows = GroupedRows()
+    rows.load(0, torch.arange(5.0).view(5, 1, 1, 1).expand(5, 1, 5, 1))
+    assert [buffer.shape[2] for buffer in rows.buffers] == [8, 8, 8]
+    rows.move([1, 2, 4], 0, [1, 5, 2])
+    assert [buffer.shape[2] for buffer in rows.buffers] == [8, 4]
+    first, second = rows.write(torch.full((3, 1, 1, 1), 9.0), torch.tensor([1, 5, 4]), [6, 5])
+    assert first[:, 0, :, 0].tolist() == [[1, 9, 0, 0, 0, 0, 0, 0], [2, 2, 2, 2, 2, 9, 0, 0]]
+    assert second[:, 0, :, 0].tolist() == [[4, 4, 0, 0, 9, 0, 0, 0]]
 
 
 def test_stops():

@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from ..generation.pairing import end_tokens
 from .sampling import Sampler
-from .slots import GROUP, slot_attention, slot_cache, why_not_slots
+from .slots import STEP, groups_of, slot_attention, slot_cache, start_of_group, why_not_slots
 
 logger = logging.get_logger(__name__)
 
@@ -161,14 +161,15 @@ class Slots:
     def __init__(self, model, prompts: Sequence[Prompt], slots: int, max_new_tokens: int, sampler: Sampler):
         self.model, self.sampler, self.count, self.used = model, sampler, slots, 0
         capacity = max(len(prompt.ids) for prompt in prompts) + max_new_tokens
-        self.cache = slot_cache(model, slots, capacity)
+        self.cache = slot_cache(model)
         self.number = torch.full((slots,), -1)
         self.length = torch.zeros(slots, dtype=torch.long)
         self.emitted = torch.zeros(slots, dtype=torch.long)
         self.tokens = torch.zeros(slots, capacity, dtype=torch.long)
         self.uniform = torch.zeros(slots, max_new_tokens + 1)  # a finished slot reads one further
         self.hidden = torch.finfo(model.dtype).min
-        self.mask = torch.full((slots, capacity), self.hidden, dtype=model.dtype, device=model.device)
+        shape = (slots, capacity + STEP)  # keys and values may be a step wider
+        self.mask = torch.full(shape, self.hidden, dtype=model.dtype, device=model.device)
         self.prefix = _common_prefix([prompt.ids for prompt in prompts])
         self.prefix_cache = DynamicCache(config=model.config)
         self._read(torch.tensor([self.prefix], dtype=torch.long), self.prefix_cache)
@@ -186,16 +187,16 @@ class Slots:
     def compact(self) -> None:
         """Close the gaps that finished rows have left."""
         order = self.working.nonzero().flatten()
-        first = int((order == torch.arange(len(order))).sum())  # slots before this one stay where they are
-        order = order[first:]
-        if len(order):
-            last, columns, device = first + len(order), int(self.length.max()), self.mask.device
+        stay, last = int((order == torch.arange(len(order))).sum()), len(order)
+        if stay < last:
+            first = start_of_group(stay)
+            order = order[first:]
             for state in (self.number, self.length, self.emitted, self.tokens, self.uniform):
                 state[first:last] = state[order]
-            self.mask[first:last] = self.mask[order.to(device)]
+            self.mask[first:last] = self.mask[order.to(self.mask.device)]
             for layer in self.cache.layers:
-                layer.move(order.to(device), first, columns)
-        self.used = first + len(order)
+                layer.move(order.tolist(), first, self.length[first:last].tolist())
+        self.used = last
 
     def admit(self, prompts: Sequence[Prompt]) -> None:
         """Put prompts into the slots behind the used ones, and read all of them but their last tokens."""
@@ -238,23 +239,20 @@ class Slots:
     def step(self) -> torch.Tensor:
         """Decode one token in every used slot; `torch.LongTensor` of shape `(used,)`."""
         slots, length, device = torch.arange(self.used), self.length[: self.used], self.mask.device
-        ends = range(GROUP, self.used + GROUP, GROUP)
-        groups = [(end - GROUP, min(end, self.used), int(length[end - GROUP : end].max()) + 1) for end in ends]
-        live = max(columns for _, _, columns in groups)
+        widths = [int(length[part].max()) + 1 for _, part, _ in groups_of(0, self.used)]
         column = length.to(device)
         self.mask[slots.to(device), column] = 0.0
         for layer in self.cache.layers:
-            layer.column, layer.live = column, live
+            layer.column, layer.widths = column, widths
         logits = self.model(
             input_ids=self.tokens[slots, length].unsqueeze(1).to(device),
             position_ids=column.unsqueeze(1),
-            attention_mask=self.mask[: self.used, None, None, :live],
+            attention_mask=self.mask[: self.used, None, None],
             cache=self.cache,
             use_cache=True,
-            slot_groups=groups,
         ).logits[:, -1]
         uniform = self.uniform[slots, self.emitted[: self.used]]
-        token = self.sampler(logits, uniform.to(device), self.tokens[: self.used, :live].to(device)).cpu()
+        token = self.sampler(logits, uniform.to(device), self.tokens[: self.used, : max(widths)].to(device)).cpu()
         # A finished slot repeats its last step until it is taken: cheaper than leaving it out.
         working = self.working
         self.length[: self.used] += working
