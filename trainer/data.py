@@ -74,6 +74,14 @@ def load_rows(
     return Dataset.from_dict({name: list(column) for name, column in columns}, features=FEATURES)
 
 
+def hold_out(rows: Dataset) -> tuple[Dataset, Dataset]:
+    """Split what [`load_rows`] made: the rows to train on, and those that it calls `"held_out"`."""
+    sides: tuple[list[int], list[int]] = [], []
+    for number, row in enumerate(rows):
+        sides[is_held_out(row)].append(number)
+    return rows.select(sides[False]), rows.select(sides[True])
+
+
 def is_held_out(row: Row) -> bool:
     """Whether a row is for evaluation, by a hash of the tokens before the first supervised one."""
     prompt = row["input_ids"][: row["loss_mask"].index(1)] or row["input_ids"]

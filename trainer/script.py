@@ -10,7 +10,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from ..modeling import DRAFTERS, Drafter
 from .carryover_config import CarryoverTrainingArguments
 from .carryover_trainer import CarryoverTrainer
-from .data import load_rows, recorded_text
+from .data import hold_out, load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
 
@@ -78,26 +78,26 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
     tokenizer = AutoTokenizer.from_pretrained(arguments.target)
     dtype = torch.bfloat16 if training.bf16 else torch.float32
     target = AutoModelForCausalLM.from_pretrained(arguments.target, dtype=dtype)
-    rows = {split: load_rows(arguments.data, tokenizer, split=split) for split in ("train", "held_out")}
-    if not len(rows["held_out"]):
+    rows, held_out_rows = hold_out(load_rows(arguments.data, tokenizer))
+    if not len(held_out_rows):
         raise ValueError(f"`data` {arguments.data} holds no held-out prompt, which one in 32 is: take more rows.")
     if arguments.texts:
         texts = recorded_text([Path(file) for file in arguments.texts], tokenizer, training.max_length)
-        rows["train"] = concatenate_datasets([rows["train"], texts])
+        rows = concatenate_datasets([rows, texts])
     if arguments.drafter:
         drafter = load_drafter(arguments.drafter)
         if arguments.block_size is not None:
             drafter.resize_block(arguments.block_size)
     else:
-        drafter = new_drafter(arguments, target, rows["train"], "carryover" in training.objectives)
+        drafter = new_drafter(arguments, target, rows, "carryover" in training.objectives)
     if "carryover" in training.objectives:
         drafter.add_carryover()
     trainer = CarryoverTrainer(
         model=drafter.float(),  # master weights; `bf16` computes in bfloat16 all the same
         target_model=target,
         args=training,
-        train_dataset=rows["train"],
-        eval_dataset=rows["held_out"],
+        train_dataset=rows,
+        eval_dataset=held_out_rows,
         processing_class=tokenizer,
         peft_config=adapter(drafter, arguments.lora_rank) if arguments.lora_rank else None,
     )

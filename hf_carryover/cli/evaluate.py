@@ -140,19 +140,7 @@ def evaluate(
         console.print(_table(section))
     console.print(f"Intervals: {INTERVAL}", style="dim")
     console.print(_draft_table(sections))
-    report = {
-        **setting,
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "interval": INTERVAL,
-        "settings": {way.name: _settings_of(way) for way in ways if not way.is_plain},
-        "suites": [
-            {"name": one.name, "source": one.source} | section.as_dict()
-            for one, section in zip(suites, sections, strict=True)
-        ],
-        "mean": mean.as_dict(),
-    }
-    write_json(json, report)
+    write_json(json, setting | _report(suites, sections, mean))
     if plot:
         plot_acceptance(_curves(sections), plot)
 
@@ -168,6 +156,21 @@ def _measure(
         measured = measure(model, prompts, ways, max_new_tokens)
         sections.append(Section(title, measured, describe(measured)))
     return sections
+
+
+def _report(suites: Sequence[Suite], sections: Sequence[Section], mean: Section) -> dict[str, Any]:
+    """`dict`: What was measured, for JSON."""
+    return {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "interval": INTERVAL,
+        "settings": {way.name: _settings_of(way) for way in mean.ways if not way.is_plain},
+        "suites": [
+            {"name": one.name, "source": one.source} | section.as_dict()
+            for one, section in zip(suites, sections, strict=True)
+        ],
+        "mean": mean.as_dict(),
+    }
 
 
 def drafting_ways(drafter: str, compare: Sequence[str], load: Callable[[str], Any]) -> list[Way]:
