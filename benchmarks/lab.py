@@ -28,8 +28,8 @@ from benchmarks.report import RESULTS, markdown_table, write_report
 from hf_carryover import CarryoverTrainer, CarryoverTrainingArguments, DFlashDrafter, DFlashDrafterConfig, enable
 from hf_carryover.trainer.batch import Labels, sample_anchors
 from hf_carryover.trainer.losses import leading_run
-from hf_carryover.trainer.objectives import Carried, after_rejection
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
+from hf_carryover.trainer.verification import Carried, after_rejection, verify
 
 WIDTH, LAYERS, DRAFTED = 192, 4, 7
 TARGET_STEPS, TARGET_BATCH = 400, 48
@@ -175,18 +175,15 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
     for start in range(0, len(packed), 8):
         recorded, cache = guest.read_batch(PackedCollator()(packed[start : start + 8]), keep_cache=True)
         before = sample_anchors(recorded.eligible(), 48, seeds=None)
-        labels = Labels.of(recorded, before, DRAFTED)
-        drafts = loss.draft(recorded, before)
-        _, said = guest.judge(recorded, cache, before, drafts)
-        near = reconvergence(said, labels, leading_run(drafts == labels.tokens, labels.supervised))
-        anchors, carried = after_rejection(loss, recorded, cache, before)
+        verified = verify(loss, recorded, cache, before)
+        anchors, carried = after_rejection(recorded, before, verified)
         anchors.valid = anchors.valid & carried.nonempty()
         labels = Labels.of(recorded, anchors, DRAFTED)
         half = carried.features.shape[1] // 2
         others = Carried(carried.features.roll(half, dims=1), carried.rows, carried.behind.roll(half, dims=1))
         for name, rows in (("on", carried), ("off", None), ("shuffled", others)):
             hit = loss.draft(recorded, anchors, rows) == labels.tokens
-            parts[name].append(Measured.of(hit, labels, near))
+            parts[name].append(Measured.of(hit, labels, reconvergence(verified)))
     return {name: Measured.pooled(each) for name, each in parts.items()}
 
 

@@ -7,33 +7,28 @@ import torch
 import torch.nn.functional as F
 from transformers import PreTrainedModel
 
-from hf_carryover.trainer.batch import Labels, sample_anchors
+from hf_carryover.trainer.batch import sample_anchors
 from hf_carryover.trainer.guest import GuestTarget
-from hf_carryover.trainer.losses import leading_run
 from hf_carryover.trainer.objectives import DraftLoss
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
+from hf_carryover.trainer.verification import Verified, verify
 
 LENGTH, ANCHORS = 512, 96
 
 
-def reconvergence(said: torch.Tensor, labels: Labels, accepted: torch.Tensor) -> torch.Tensor:
+def reconvergence(verified: Verified) -> torch.Tensor:
     """
     Share of the rejected states q for which the target's best token at q - 1, q or q + 1 is the one that is committed
     at the position that state q predicts (arXiv 2609.14717, section 5).
 
-    Args:
-        said (`torch.LongTensor` of shape `(batch, anchors, drafted)`): The target's choice in place of each draft,
-            which is what the state one before it predicts.
-        labels ([`Labels`]): Of the anchors before the rejection.
-        accepted (`torch.LongTensor` of shape `(batch, anchors)`).
-
     Returns:
         `torch.Tensor` of shape `(batch, anchors)`, 0 where no state was rejected.
     """
+    said, labels = verified.said, verified.labels  # the target's choice in place of a draft: of the state before it
     committed, known = labels.tokens[..., 1:], labels.supervised[..., 1:]
     count = committed.shape[-1]
     near = torch.stack([F.pad(said, (0, 1), value=-1)[..., shift : shift + count] == committed for shift in range(3)])
-    rejected = (torch.arange(count) >= accepted.unsqueeze(-1)) & known
+    rejected = (torch.arange(count) >= verified.accepted.unsqueeze(-1)) & known
     return (near.any(dim=0) & rejected).sum(dim=-1) / rejected.sum(dim=-1).clamp(min=1)
 
 
@@ -55,14 +50,12 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
     for sequence in packed_dataset(rows, LENGTH, None):
         recorded, cache = guest.read_batch(PackedCollator()([sequence]), keep_cache=True)
         anchors = sample_anchors(recorded.eligible(), ANCHORS, seeds=None)
-        labels = Labels.of(recorded, anchors, drafter.config.num_drafted)
-        drafts = loss.draft(recorded, anchors)
-        _, said = guest.judge(recorded, cache, anchors, drafts)
-        accepted = leading_run(drafts == labels.tokens, labels.supervised)
+        verified = verify(loss, recorded, cache, anchors)
+        drafts, said, labels, accepted = verified.drafts, verified.said, verified.labels, verified.accepted
         whole = labels.supervised.all(dim=-1) & (accepted < drafts.shape[-1] - 1)
         behind = (accepted + 1).clamp(max=drafts.shape[-1] - 1).unsqueeze(-1)
         right = [(each.gather(-1, behind) == labels.tokens.gather(-1, behind)).squeeze(-1) for each in (said, drafts)]
-        sums = [whole, reconvergence(said, labels, accepted) * whole, right[0] & whole, right[1] & whole]
+        sums = [whole, reconvergence(verified) * whole, right[0] & whole, right[1] & whole]
         counts += torch.stack([each.sum().float() for each in sums])
     names = ("reconverged", "target says", "draft had")
     return {"rounds": int(counts[0])} | dict(zip(names, (counts[1:] / counts[0]).tolist(), strict=True))

@@ -8,7 +8,7 @@ from hf_carryover.trainer.batch import Anchors
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.initialise import initialise_from_target
 from hf_carryover.trainer.masks import HIDDEN
-from hf_carryover.trainer.objectives import after_rejection
+from hf_carryover.trainer.verification import after_rejection, verify
 from tests.chains import CHAINS, chain, chain_by_hand
 from tests.test_carryover_trainer import trainer
 from tests.test_training_alignment import FIRST, changed_from, draft_loss, features_of, packed_documents, read
@@ -55,7 +55,7 @@ def test_a_shifted_block_reads_the_rejected_rows_as_generation_does(drafter_clas
     target, drafter, loss, recorded, cache = setting(drafter_class)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
     draft = loss.draft(recorded, anchors)[1, 1]
-    shifted, carried = after_rejection(loss, recorded, cache, anchors)
+    shifted, carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))
     trained = loss.hidden(recorded, drafter.fuse(recorded.features), shifted, carried).view(2, 2, 3, -1)[1, 1]
     start = int(shifted.index[1, 1])  # behind the accepted part of the draft from 12
     accepted = start - 13
@@ -82,7 +82,7 @@ def test_a_shifted_block_reads_the_rejected_rows_as_generation_does(drafter_clas
 def test_nothing_behind_a_slot_moves_its_state(drafter_class, carry):
     _, drafter, loss, recorded, cache = setting(drafter_class)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
-    carried = after_rejection(loss, recorded, cache, anchors)[1] if carry else None
+    carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 3, -1)
     moved = changed_from(recorded, 10)
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 3, -1)

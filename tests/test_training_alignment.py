@@ -11,8 +11,9 @@ from hf_carryover.trainer.chunks import sum_of_chunks
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.losses import best_is, distillation_loss
 from hf_carryover.trainer.masks import HIDDEN, Rows, block_mask, dense_mask
-from hf_carryover.trainer.objectives import DraftLoss, after_rejection
+from hf_carryover.trainer.objectives import DraftLoss
 from hf_carryover.trainer.packing import PackedCollator, documents, pack
+from hf_carryover.trainer.verification import after_rejection, verify
 from tests.tiny import random_drafter, tiny_prompt, tiny_target
 
 FIRST, SECOND = 12, 9  # tokens of the two packed documents
@@ -205,7 +206,7 @@ def test_a_shifted_block_reads_the_carried_rows_of_its_own_branch():
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     recorded, cache = read(guest, packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
-    shifted, carried = after_rejection(loss, recorded, cache, anchors)
+    shifted, carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))
     row, branch, anchor = 1, 1, 12
     accepted = int(shifted.index[row, branch]) - anchor - 1
     draft = loss.draft(recorded, anchors)[row, branch]
@@ -235,7 +236,7 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     recorded, cache = read(guest, packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
-    carried = after_rejection(loss, recorded, cache, anchors)[1] if carry else None
+    carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 4, -1)
     moved = changed_from(recorded, 9)  # behind the second anchor of the first sequence
     after = loss.hidden(moved, drafter.fuse(moved.features), anchors, carried).view(2, 2, 4, -1)
@@ -318,7 +319,7 @@ def test_chunks_of_anchors_change_neither_loss_nor_gradient(carry):
     whole, chunked = draft_loss(target, drafter, 64), draft_loss(target, drafter, 2)
     anchors, carried = sample_anchors(recorded.eligible(), 7, seeds=[0, 1]), None
     if carry:
-        anchors, carried = after_rejection(whole, recorded, cache, anchors)
+        anchors, carried = after_rejection(recorded, anchors, verify(whole, recorded, cache, anchors))
     outcomes = []
     for loss in (whole, chunked):
         drafter.zero_grad()

@@ -17,10 +17,11 @@ from .carryover_config import MODIFIERS, CarryoverTrainingArguments
 from .feature_cache import FeatureCache
 from .guest import GuestTarget
 from .losses import exponential_weights, leading_run
-from .objectives import Carried, DraftLoss, after_rejection
+from .objectives import DraftLoss
 from .packing import PackedCollator, documents, pack, packed_dataset
 from .repair import RepairPhase, mix_anchors
 from .tally import Tally
+from .verification import Carried, after_rejection, verify
 
 logger = logging.get_logger(__name__)
 
@@ -130,7 +131,7 @@ class CarryoverTrainer(Trainer):
 
     def _after_rejection(self, recorded: Recorded, cache: DynamicCache, anchors: Anchors) -> tuple[Anchors, Carried]:
         against_target = self.args.verify_against == "target"
-        return after_rejection(self.draft_loss, recorded, cache, anchors, against_target)
+        return after_rejection(recorded, anchors, verify(self.draft_loss, recorded, cache, anchors, against_target))
 
     def _objective(self, inputs, seeds: list[int], share: torch.Tensor) -> torch.Tensor:
         """Mean loss of a block in each sequence, times the sequence's `share`, averaged over the objectives."""

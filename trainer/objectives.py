@@ -11,37 +11,11 @@ from ..modeling import History, Pools
 from .batch import Anchors, Labels, Recorded
 from .chunks import sum_of_chunks
 from .guest import GuestTarget
-from .losses import best_is, distillation_loss, dspark_loss, leading_run, position_weights
-from .masks import HIDDEN, Rows, layer_masks
+from .losses import best_is, distillation_loss, dspark_loss, position_weights
+from .masks import Rows, layer_masks
 from .repair import RepairPhase, history_of, selector_loss
 from .tally import Tally
-
-
-@dataclass
-class Carried:
-    """
-    Context rows of one branch each, beside the recorded ones.
-
-    Attributes:
-        features (`torch.Tensor` of shape `(batch, anchors, rows, n_layers * target_hidden)`).
-        rows ([`Rows`] of shape `(batch, anchors * rows)`): `HIDDEN` where there is nothing to carry.
-        behind (`torch.LongTensor` of shape `(batch, anchors, rows)`): The draft's next token, -1 behind the last.
-    """
-
-    features: torch.Tensor
-    rows: Rows
-    behind: torch.Tensor
-
-    def nonempty(self) -> torch.Tensor:
-        """`torch.BoolTensor` of shape `(batch, anchors)`: whether a branch has a row to carry."""
-        return (self.rows.branch != HIDDEN).view(*self.features.shape[:2], -1).any(dim=-1)
-
-    def part(self, start: int, stop: int) -> "Carried":
-        """The rows of the anchors from `start` to `stop`, whose branches count from zero again."""
-        width = self.features.shape[2]
-        rows = self.rows[:, start * width : stop * width]
-        rows.branch = torch.where(rows.branch == HIDDEN, HIDDEN, rows.branch - start)
-        return Carried(self.features[:, start:stop], rows, self.behind[:, start:stop])
+from .verification import Carried
 
 
 @dataclass
@@ -338,30 +312,3 @@ class DraftLoss:
             )
             drafts.append(tokens.view(len(anchors.index), -1, tokens.shape[-1]))
         return torch.cat(drafts, dim=1)
-
-
-def after_rejection(
-    loss: DraftLoss, recorded: Recorded, cache, anchors: Anchors, against_target: bool = False
-) -> tuple[Anchors, Carried]:
-    """
-    Draft at the anchors, let the target verify all branches at once, and move the anchors to where the next round
-    would start (arXiv 2609.14717, Algorithm 2). Nothing here carries a gradient.
-
-    Args:
-        against_target (`bool`): Accept what the target would have said itself, instead of what is recorded; the two
-            differ where the recorded answer was sampled.
-
-    Returns:
-        The shifted anchors, invalid where they leave the supervised part, and the carried rows of each branch: those
-        behind the accepted ones, hidden where everything was accepted.
-    """
-    count = loss.drafter.config.num_drafted
-    drafts = loss.draft(recorded, anchors)
-    labels = Labels.of(recorded, anchors, count)
-    features, said = loss.guest.judge(recorded, cache, anchors, drafts)
-    accepted = leading_run(drafts == (said if against_target else labels.tokens), labels.supervised)
-    rows = anchors.rows(recorded, count, first=1)
-    rejected = torch.arange(count, device=accepted.device) >= accepted.unsqueeze(-1)
-    rows.branch = torch.where(rejected.flatten(1), rows.branch, HIDDEN)
-    behind = torch.nn.functional.pad(drafts[..., 1:], (0, 1), value=-1)
-    return anchors.behind(recorded, accepted), Carried(features, rows, behind)
