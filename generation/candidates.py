@@ -44,19 +44,13 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         attention_mask: torch.Tensor | None = None,
     ):
         drafter, settings = call.drafter, call.settings
-        if settings.assistant_confidence_threshold is not None and not getattr(
-            drafter.config, "confidence_head", False
-        ):
-            raise ValueError(
-                f"`assistant_confidence_threshold` is {settings.assistant_confidence_threshold}, but this "
-                f"{type(drafter).__name__} has no confidence head: set it to None."
-            )
         if settings.repair and not getattr(drafter.config, "repair", False):
             raise ValueError(
                 f"`repair` is True, but this {type(drafter).__name__} has no selector: set it to False, or call "
                 "`drafter.add_repair()` and train it with the objective `repair`."
             )
         self.drafter, self.settings = drafter, settings
+        self.rated = (settings.loop_threshold, settings.assistant_confidence_threshold) != (None, None)
         self.device, self.dtype = drafter.device, drafter.dtype  # kept, since a model looks for them in its parameters
         self.logits_processor = logits_processor
         self.do_sample = generation_config.do_sample
@@ -103,8 +97,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             if budget > 0:
                 features, committed = self._take_features(model_outputs, n_last_matches)
                 behind = self._tokens_behind(input_ids, features.shape[1], committed)
-                looping = self.settings.loop_threshold is not None
-                proposal = Proposal(input_ids, self.logits_processor, self.do_sample, rated=looping)
+                proposal = Proposal(input_ids, self.logits_processor, self.do_sample, rated=self.rated)
                 drafted = self._draft(features, committed, behind, budget, proposal)
                 input_ids, scores = proposal.candidates(drafted, length)
                 if proposal.replaced:
@@ -229,8 +222,10 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         )
         if (threshold := self.settings.assistant_confidence_threshold) is None:
             return hidden, slots
-        sure = drafter.confidence(hidden, anchor.to(self.device), tokens)[0] >= threshold
-        return hidden, int(sure.cumprod(dim=0).sum())
+        confidence = drafter.confidence(hidden, anchor.to(self.device), tokens)
+        if confidence is None:  # not the drawn tokens' own probability: which are verified must not depend on the draw
+            confidence = torch.cat(proposal.peaks)[-slots:].exp()[None]
+        return hidden, int((confidence[0] >= threshold).cumprod(dim=0).sum())
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """`(1, n)` tokens to their embeddings `(1, n, hidden)`; the target's embedding may be on another device."""

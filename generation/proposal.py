@@ -13,12 +13,13 @@ class Proposal:
         input_ids (`torch.LongTensor` of shape `(1, length)`): Tokens decided so far, the anchor last.
         logits_processor (`LogitsProcessorList`): The target's processors.
         do_sample (`bool`): Whether tokens are sampled; otherwise they are the most likely ones.
-        rated (`bool`, *optional*, defaults to `False`): Whether to keep the log-probability of every token.
+        rated (`bool`, *optional*, defaults to `False`): Whether to keep how sure the drafter is.
 
     Attributes:
         path (`torch.LongTensor` of shape `(1, length + picked)`): `input_ids` and the draft.
-        log_probs (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the drafter's own, at
-            temperature 1, before a repair and before the processors.
+        log_probs, peaks (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the log-probability of
+            the token and that of the slot's likeliest one; the drafter's own, at temperature 1, before a repair and
+            before the processors.
         replaced (`list[torch.Tensor]`): Of shape `(slots,)` for each repaired `pick`: whether the drafter itself had a
             more likely token.
     """
@@ -35,6 +36,7 @@ class Proposal:
         self.do_sample = do_sample
         self.rated = rated
         self.log_probs: list[torch.Tensor] = []
+        self.peaks: list[torch.Tensor] = []
         self.replaced: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
 
@@ -52,8 +54,9 @@ class Proposal:
             self._extend(step)
         picked = self.path[:, length:].to(logits.device)
         if self.rated:
-            own = logits if native is None else native
-            self.log_probs.append(own[0].float().log_softmax(dim=-1).gather(-1, picked.T)[:, 0])
+            own = (logits if native is None else native)[0].float().log_softmax(dim=-1)
+            self.log_probs.append(own.gather(-1, picked.T)[:, 0])
+            self.peaks.append(own.amax(dim=-1))
         if native is not None:
             self.replaced.append((native[0].gather(-1, picked.T) < native[0].amax(dim=-1, keepdim=True))[:, 0])
         return picked

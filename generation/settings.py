@@ -20,7 +20,8 @@ class DraftSettings:
         repair (`bool`): Whether the drafter's selector repairs each block (arXiv 2610.01439).
         num_assistant_tokens (`int`, *optional*): Most tokens drafted in a round; `None` drafts whole blocks.
         assistant_confidence_threshold (`float`, *optional*):
-            Cut the draft at the first slot whose predicted acceptance is lower; needs a confidence head.
+            Cut the draft at the first slot whose predicted acceptance is lower: by the drafter's confidence head, or
+            without one by the probability of the slot's likeliest token.
     """
 
     carryover: bool = False

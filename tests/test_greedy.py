@@ -11,6 +11,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from hf_carryover import DFlashDrafter, DSparkDrafter, disable, enable
 from hf_carryover.generation import CarryoverGenerationMixin
+from hf_carryover.generation.proposal import Proposal
 from tests.tiny import (
     DRAFTERS,
     FAMILIES,
@@ -250,6 +251,37 @@ def test_a_confidence_threshold_cuts_the_draft(with_markov):
         case.assert_lossless(drafter)
         drafted[threshold] = drafter.stats.drafted
     assert drafted[None] == drafted[0.0] > drafted[0.6] > drafted[1.0] == 0
+
+
+@pytest.mark.parametrize("loop_threshold", [None, float("-inf")])
+def test_without_a_confidence_head_the_draft_is_cut_where_a_slot_has_no_likely_token(loop_threshold):
+    case = usual_case()
+    drafter = random_drafter(case.target, output_multiplier=4.0)
+    drafter.generation_config.loop_threshold = loop_threshold
+    drafted = {}
+    for threshold in (None, 0.0, 0.3, 1.0):
+        drafter.generation_config.assistant_confidence_threshold = threshold
+        case.assert_lossless(drafter)
+        drafted[threshold] = drafter.stats.drafted
+    assert drafted[None] == drafted[0.0] > drafted[0.3] > drafted[1.0] == 0
+
+
+def test_a_draft_ends_before_the_first_slot_that_is_not_sure(monkeypatch):
+    """Best tokens of probability 0.8, 0.4 and 0.8, and a threshold of 0.5: one token is verified."""
+    case, verified = usual_case(), []
+    drafter = random_drafter(case.target, block_size=4)
+    logits = torch.full((1, 3, VOCABULARY), -20.0)
+    logits[0, :, :3] = torch.tensor([[0.8, 0.1, 0.1], [0.4, 0.3, 0.3], [0.8, 0.1, 0.1]]).log()
+    monkeypatch.setattr(drafter, "read_out", lambda hidden, head: logits[:, : hidden.shape[1] - 1])
+    candidates = Proposal.candidates
+
+    def watched(self, count, length):
+        verified.append(count)
+        return candidates(self, count, length)
+
+    monkeypatch.setattr(Proposal, "candidates", watched)
+    case.assert_lossless(drafter, assistant_confidence_threshold=0.5)
+    assert set(verified) == {1}
 
 
 @pytest.mark.parametrize("own_lm_head", [False, True])

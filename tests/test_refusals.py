@@ -172,12 +172,8 @@ def test_a_mask_token_that_ends_generation(drafter, end):
             {"inputs": PROMPT, "assistant_confidence_threshold": 1.5},
             "`assistant_confidence_threshold` is 1.5: write a probability, from 0 to 1.",
         ),
-        (
-            {"inputs": PROMPT, "assistant_confidence_threshold": 0.5},
-            "`assistant_confidence_threshold` is 0.5, but this DFlashDrafter has no confidence head: set it to None.",
-        ),
     ],
-    ids=["batch", "embeddings", "no cache", "no tokens", "no probability", "no head"],
+    ids=["batch", "embeddings", "no cache", "no tokens", "no probability"],
 )
 def test_calls_that_cannot_be_drafted_for(drafter, call, message):
     assert_refused(lambda: TARGET.generate(**call, max_new_tokens=4, assistant_model=drafter), message)

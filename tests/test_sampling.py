@@ -37,6 +37,15 @@ def test_a_bad_a_sequential_a_narrow_and_a_chained_drafter_change_nothing(drafte
     assert_same_distribution(DRAFTERS[drafter], SETTINGS[setting])
 
 
+def test_a_draft_that_ends_where_a_slot_is_not_sure_changes_nothing():
+    drafter = sampling_drafters(TARGET)["sure of the wrong tokens"]
+    whole = draw(TARGET, drafter, {}, 20)
+    drafter.generation_config.assistant_confidence_threshold = 0.5
+    cut = draw(TARGET, drafter, {}, 20)
+    assert 0 < cut.drafted / cut.rounds < whole.drafted / whole.rounds
+    assert_same_distribution(drafter, {})
+
+
 def test_a_draft_that_is_not_drawn_from_the_reported_distribution_is_found_out(monkeypatch):
     def most_likely(self, logits):
         self._scores.append(logits)
