@@ -101,7 +101,8 @@ def main():
             f"\n\nWhat carried rows can tell, over {rejected['rounds']} rounds of recorded held-out answers: "
             f"{rejected['reconverged']:.0%} of the rejected states re-converge. Of the token that is committed behind "
             f"the first rejected one, the target's state of that one knows in {rejected['target says']:.0%} of the "
-            f"rounds, and the rejected draft had it in {rejected['draft had']:.0%}."
+            f"rounds, and the rejected draft had it in {rejected['draft had']:.0%}. In {rejected['only target']:.1%} "
+            "the state knows it and the next draft, without carried rows, misses it: that is what they could add."
         )
     results = {
         "estimates": numbers,

@@ -11,7 +11,7 @@ from hf_carryover.trainer.batch import sample_anchors
 from hf_carryover.trainer.guest import GuestTarget
 from hf_carryover.trainer.objectives import DraftLoss
 from hf_carryover.trainer.packing import PackedCollator, packed_dataset
-from hf_carryover.trainer.verification import Verified, verify
+from hf_carryover.trainer.verification import Verified, after_rejection, verify
 
 LENGTH, ANCHORS = 512, 96
 
@@ -38,24 +38,27 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
     What the states of rejected tokens say, over rounds that start at evenly spread tokens of recorded answers.
 
     Returns:
-        `dict[str, float]`: `rounds` with a rejection; `reconverged`, the mean of [`reconvergence`]; and, at the
-        position behind the first rejected token, how often the token that is committed there is the best one of the
-        target's state of the rejected token (`target says`), and how often the rejected draft had it (`draft had`).
+        `dict[str, float]`: `rounds` with a rejection; `reconverged`, the mean of [`reconvergence`]; and, of the token
+        that is committed behind the first rejected one, how often the target's state of the rejected one knows it
+        (`target says`), how often the rejected draft had it (`draft had`), and how often that state knows it and the
+        next draft, without carried rows, has another one (`only target`): all that carried rows could add there.
     """
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
     embedding = target.get_input_embeddings()
     loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 1.0, ANCHORS, "cross-entropy", guest)
-    counts = torch.zeros(4)
+    counts = torch.zeros(5)
     for sequence in packed_dataset(rows, LENGTH, None):
         recorded, cache = guest.read_batch(PackedCollator()([sequence]), keep_cache=True)
         anchors = sample_anchors(recorded.eligible(), ANCHORS, seeds=None)
         verified = verify(loss, recorded, cache, anchors)
-        drafts, said, labels, accepted = verified.drafts, verified.said, verified.labels, verified.accepted
+        drafts, accepted, labels = verified.drafts, verified.accepted, verified.labels
         whole = labels.supervised.all(dim=-1) & (accepted < drafts.shape[-1] - 1)
         behind = (accepted + 1).clamp(max=drafts.shape[-1] - 1).unsqueeze(-1)
-        right = [(each.gather(-1, behind) == labels.tokens.gather(-1, behind)).squeeze(-1) for each in (said, drafts)]
-        sums = [whole, reconvergence(verified) * whole, right[0] & whole, right[1] & whole]
+        committed, said, had = (each.gather(-1, behind)[..., 0] for each in (labels.tokens, verified.said, drafts))
+        again = loss.draft(recorded, after_rejection(recorded, anchors, verified)[0])[..., 0]
+        right = [said == committed, had == committed, (said == committed) & (again != committed)]
+        sums = [whole, reconvergence(verified) * whole, *(each & whole for each in right)]
         counts += torch.stack([each.sum().float() for each in sums])
-    names = ("reconverged", "target says", "draft had")
+    names = ("reconverged", "target says", "draft had", "only target")
     return {"rounds": int(counts[0])} | dict(zip(names, (counts[1:] / counts[0]).tolist(), strict=True))
