@@ -18,6 +18,7 @@ from ..prompts import PROMPTS
 from .options import Dtype, JsonFile, MaxNewTokens, quiet, write_json
 
 DRAFTER = "SmolLM2-135M-Instruct-DFlash-carryover"
+SURE = 0.2  # probability under which this drafter's tokens are not worth verifying in fp32
 
 
 def demo(dtype: Dtype = Dtype.auto, max_new_tokens: MaxNewTokens = 64, json: JsonFile = None):
@@ -50,6 +51,7 @@ def demo(dtype: Dtype = Dtype.auto, max_new_tokens: MaxNewTokens = 64, json: Jso
         Way("plain generate"),
         Way("drafter, no carryover", {"assistant_model": drafter, "carryover": False}),
         Way("drafter, carryover", {"assistant_model": drafter, "carryover": True}),
+        Way("drafter, sure tokens only", {"assistant_model": drafter, "assistant_confidence_threshold": SURE}),
     ]
     for way in ways:
         run(target, prompts[0], Way("warm-up", way.arguments), max_new_tokens=8)
