@@ -224,7 +224,7 @@ class CarryoverCandidateGenerator(CandidateGenerator):
             return hidden, slots
         confidence = drafter.confidence(hidden, anchor.to(self.device), tokens)
         if confidence is None:  # not the drawn tokens' own probability: which are verified must not depend on the draw
-            confidence = torch.cat(proposal.peaks)[-slots:].exp()[None]
+            confidence = proposal.peaks(slots)[None]
         return hidden, int((confidence[0] >= threshold).cumprod(dim=0).sum())
 
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -241,4 +241,4 @@ class CarryoverCandidateGenerator(CandidateGenerator):
         threshold, block = self.settings.loop_threshold, proposal.path[0, -self.num_drafted :]
         if threshold is None or budget < 2 or torch.isin(block, self.ends).any():
             return False
-        return torch.cat(proposal.log_probs)[-self.num_drafted :].sum().item() >= threshold
+        return proposal.sure_of(self.num_drafted, threshold)

@@ -13,13 +13,11 @@ class Proposal:
         input_ids (`torch.LongTensor` of shape `(1, length)`): Tokens decided so far, the anchor last.
         logits_processor (`LogitsProcessorList`): The target's processors.
         do_sample (`bool`): Whether tokens are sampled; otherwise they are the most likely ones.
-        rated (`bool`, *optional*, defaults to `False`): Whether to keep how sure the drafter is.
+        rated (`bool`, *optional*, defaults to `False`): Whether to keep what `sure_of` and `peaks`
+            read: the drafter's own logits, before a repair and before the processors.
 
     Attributes:
         path (`torch.LongTensor` of shape `(1, length + picked)`): `input_ids` and the draft.
-        log_probs, peaks (`list[torch.Tensor]`): If rated, of shape `(slots,)` for each `pick`: the log-probability of
-            the token and that of the slot's likeliest one; the drafter's own, at temperature 1, before a repair and
-            before the processors.
         replaced (`list[torch.Tensor]`): Of shape `(slots,)` for each repaired `pick`: whether the drafter itself had a
             more likely token.
     """
@@ -35,8 +33,7 @@ class Proposal:
         self.processors = logits_processor
         self.do_sample = do_sample
         self.rated = rated
-        self.log_probs: list[torch.Tensor] = []
-        self.peaks: list[torch.Tensor] = []
+        self._own: list[torch.Tensor] = []
         self.replaced: list[torch.Tensor] = []
         self._scores: list[torch.Tensor] = []
 
@@ -54,9 +51,7 @@ class Proposal:
             self._extend(step)
         picked = self.path[:, length:].to(logits.device)
         if self.rated:
-            own = (logits if native is None else native)[0].float().log_softmax(dim=-1)
-            self.log_probs.append(own.gather(-1, picked.T)[:, 0])
-            self.peaks.append(own.amax(dim=-1))
+            self._own.append((logits if native is None else native)[0])
         if native is not None:
             self.replaced.append((native[0].gather(-1, picked.T) < native[0].amax(dim=-1, keepdim=True))[:, 0])
         return picked
@@ -72,6 +67,22 @@ class Proposal:
         else:
             tokens = scores.argmax(dim=-1)[None]
         self.path = torch.cat((self.path, tokens), dim=1)
+
+    def sure_of(self, count: int, threshold: float) -> bool:
+        """
+        Whether the summed log-probability of the last `count` tokens, at temperature 1, is not below `threshold`. It
+        falls with every token, so most blocks are out at their first one and the others need not be looked at.
+        """
+        total, rows = 0.0, [row for logits in self._own for row in logits][-count:]
+        for row, token in zip(rows, self.path[0, -count:].tolist(), strict=True):
+            total += row.float().log_softmax(dim=-1)[token].item()
+            if total < threshold:
+                return False
+        return True
+
+    def peaks(self, count: int) -> torch.Tensor:
+        """`torch.Tensor` of shape `(count,)`: the probability of the likeliest token of each of the last slots."""
+        return torch.cat(self._own)[-count:].float().softmax(dim=-1).amax(dim=-1)
 
     def candidates(self, count: int, length: int) -> tuple[torch.LongTensor, torch.Tensor | None]:
         """
