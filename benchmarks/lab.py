@@ -173,9 +173,10 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
     parts: dict[str, list[Measured]] = {name: [] for name in ("on", "off", "shuffled")}
     packed = list(packed_dataset([each.row() for each in held_out], LENGTH, None))
     for start in range(0, len(packed), 8):
-        recorded, cache = guest.read_batch(PackedCollator()(packed[start : start + 8]), keep_cache=True)
+        recorded, cache = guest.read(PackedCollator()(packed[start : start + 8]), keep_cache=True)
         before = sample_anchors(recorded.eligible(), 48, seeds=None)
         verified = verify(loss, recorded, cache, before)
+        near = reconvergence(verified)
         anchors, carried = after_rejection(recorded, before, verified)
         anchors.valid = anchors.valid & carried.nonempty()
         labels = Labels.of(recorded, anchors, DRAFTED)
@@ -183,7 +184,7 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
         others = Carried(carried.features.roll(half, dims=1), carried.rows, carried.behind.roll(half, dims=1))
         for name, rows in (("on", carried), ("off", None), ("shuffled", others)):
             hit = loss.draft(recorded, anchors, rows) == labels.tokens
-            parts[name].append(Measured.of(hit, labels, reconvergence(verified)))
+            parts[name].append(Measured.of(hit, labels, near))
     return {name: Measured.pooled(each) for name, each in parts.items()}
 
 

@@ -49,7 +49,7 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
     loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 1.0, ANCHORS, "cross-entropy", guest)
     counts = torch.zeros(5)
     for sequence in packed_dataset(rows, LENGTH, None):
-        recorded, cache = guest.read_batch(PackedCollator()([sequence]), keep_cache=True)
+        recorded, cache = guest.read(PackedCollator()([sequence]), keep_cache=True)
         anchors = sample_anchors(recorded.eligible(), ANCHORS, seeds=None)
         verified = verify(loss, recorded, cache, anchors)
         drafts, accepted, labels = verified.drafts, verified.accepted, verified.labels

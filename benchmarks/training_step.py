@@ -63,7 +63,7 @@ def our_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int, chunk:
     embedding = target.get_input_embeddings()
     guest = GuestTarget(target, drafter.config.target_layer_ids)
     loss = DraftLoss(drafter, drafter, embedding, head, "exponential", 4.0, chunk, "cross-entropy", guest)
-    recorded, _ = guest.read_batch(inputs)
+    recorded, _ = guest.read(inputs)
     value, tally = loss(recorded, sample_anchors(recorded.eligible(), count, seeds=[0]))
     value.backward()
     return int(tally.supervised)
@@ -73,8 +73,7 @@ def plain_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int) -> i
     """The same loss by the shortest code: every hidden state, a dense additive mask, all logits at once."""
     inputs = batch()
     guest = GuestTarget(target, drafter.config.target_layer_ids)
-    document, position = inputs["document"], inputs["position"]
-    recorded, _ = guest.read(inputs["input_ids"], inputs["loss_mask"].bool(), document, position)
+    recorded, _ = guest.read(inputs)
     with torch.no_grad():  # what `output_hidden_states=True` costs beside the features: the target's own logits
         target.get_output_embeddings()(recorded.final).float()
     anchors: Anchors = sample_anchors(recorded.eligible(), count, seeds=[0])

@@ -73,8 +73,8 @@ class Proposal:
         Whether the summed log-probability of the last `count` tokens, at temperature 1, is not below `threshold`. It
         falls with every token, so most blocks are out at their first one and the others need not be looked at.
         """
-        total, rows = 0.0, [row for logits in self._own for row in logits][-count:]
-        for row, token in zip(rows, self.path[0, -count:].tolist(), strict=True):
+        total = 0.0
+        for row, token in zip(self._latest(count), self.path[0, -count:].tolist(), strict=True):
             total += row.float().log_softmax(dim=-1)[token].item()
             if total < threshold:
                 return False
@@ -82,7 +82,11 @@ class Proposal:
 
     def peaks(self, count: int) -> torch.Tensor:
         """`torch.Tensor` of shape `(count,)`: the probability of the likeliest token of each of the last slots."""
-        return torch.cat(self._own)[-count:].float().softmax(dim=-1).amax(dim=-1)
+        return torch.stack(self._latest(count)).float().softmax(dim=-1).amax(dim=-1)
+
+    def _latest(self, count: int) -> list[torch.Tensor]:
+        """The drafter's own logits of the last `count` tokens, each of shape `(vocab,)`."""
+        return [row for logits in self._own for row in logits][-count:]
 
     def candidates(self, count: int, length: int) -> tuple[torch.LongTensor, torch.Tensor | None]:
         """

@@ -19,10 +19,8 @@ def from_hub(download: Callable[..., str], repository: str, repo_type: str, **ar
         return download(**arguments, local_files_only=True)
     except LocalEntryNotFoundError:
         pass
-    try:
-        HfApi().repo_info(
-            repository, repo_type=repo_type, timeout=2
-        )  # a download waits for ever if packets are dropped
+    try:  # a download waits for ever on a network that drops packets
+        HfApi().repo_info(repository, repo_type=repo_type, timeout=2)
     except Exception:  # whatever keeps us from the Hub: the caller has another way
         return None
     return download(**arguments)

@@ -3,6 +3,7 @@
 import gzip
 import json
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -127,8 +128,10 @@ def load_suite(
 
 def _find(name: str) -> tuple[str, list[dict[str, Any]]]:
     """Where the rows of a built-in suite were found, and the rows."""
-    source = SOURCES[name]
-    if found := from_hub(hf_hub_download, source.hub_id, "dataset", filename=source.hub_file):
+    source, found = SOURCES[name], None
+    with suppress(Exception):  # a Hub that answers may still not have the file; then there is the package
+        found = from_hub(hf_hub_download, source.hub_id, "dataset", filename=source.hub_file)
+    if found:
         return source.hub_id, _read(Path(found))
     package = find_spec(source.package)  # found, not imported: importing some of these takes much else
     if package is not None and package.submodule_search_locations:

@@ -11,7 +11,7 @@ from hf_carryover.trainer.masks import HIDDEN
 from hf_carryover.trainer.verification import after_rejection, verify
 from tests.chains import CHAINS, chain, chain_by_hand
 from tests.test_carryover_trainer import trainer
-from tests.test_training_alignment import FIRST, changed_from, draft_loss, features_of, packed_documents, read
+from tests.test_training_alignment import FIRST, changed_from, draft_loss, features_of, packed_documents
 from tests.tiny import greedy, tiny_prompt, tiny_target
 
 
@@ -19,7 +19,7 @@ def setting(drafter_class, **config):
     target = tiny_target("qwen3", initializer_range=0.15)
     drafter = chain(target, drafter_class, **config)
     guest = GuestTarget(target, drafter.config.target_layer_ids)
-    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    recorded, cache = guest.read(packed_documents(), keep_cache=True)
     return target, drafter, draft_loss(target, drafter), recorded, cache
 
 

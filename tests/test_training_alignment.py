@@ -34,10 +34,6 @@ def packed_documents(seed: int = 0) -> dict[str, torch.Tensor]:
     return PackedCollator()(sequences)
 
 
-def read(guest: GuestTarget, batch: dict[str, torch.Tensor], keep_cache: bool = False):
-    return guest.read_batch(batch, keep_cache)
-
-
 def draft_loss(target, drafter, anchors_per_chunk: int = 64) -> DraftLoss:
     head = drafter.borrow(target.get_output_embeddings(), target.device, target.dtype)
     return DraftLoss(
@@ -116,7 +112,7 @@ def test_what_no_block_can_see_is_left_out_and_changes_nothing(monkeypatch):
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter)
-    recorded, _ = read(loss.guest, packed_documents())
+    recorded, _ = loss.guest.read(packed_documents())
     anchors = Anchors(torch.tensor([[11, 14], [12, 15]]), torch.ones(2, 2, dtype=torch.bool))
     context = drafter.fuse(recorded.features)
     hidden = loss.hidden(recorded, context, anchors, carried=None)
@@ -144,7 +140,7 @@ def test_features_of_packed_documents_are_those_of_each_alone(family):
     target = tiny_target(family)
     guest = GuestTarget(target, [-1, 0, 1])
     batch = packed_documents()
-    recorded, _ = read(guest, batch)
+    recorded, _ = guest.read(batch)
     for start, length in ((0, FIRST), (FIRST, SECOND)):
         alone = features_of(target, guest, batch["input_ids"][:1, start : start + length])
         torch.testing.assert_close(recorded.features[:1, start : start + length], alone, atol=1e-5, rtol=1e-5)
@@ -155,7 +151,7 @@ def test_branches_are_judged_as_if_each_were_a_sequence_of_its_own(family):
     target = tiny_target(family)
     guest = GuestTarget(target, [0, 1])
     batch = packed_documents()
-    recorded, cache = read(guest, batch, keep_cache=True)
+    recorded, cache = guest.read(batch, keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 11, 14], [6, 20, 2]]), torch.ones(2, 3, dtype=torch.bool))
     drafts = torch.randint(2, 90, (2, 3, 4), generator=torch.Generator().manual_seed(3))
     features, said = guest.judge(recorded, cache, anchors, drafts)
@@ -173,7 +169,7 @@ def test_a_block_in_training_is_the_block_of_generation(anchor_predicts, window)
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
     drafter = random_drafter(target, anchor_predicts=anchor_predicts, **sliding)
     loss = draft_loss(target, drafter)
-    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    recorded, _ = GuestTarget(target, drafter.config.target_layer_ids).read(packed_documents())
     anchor, start = 16, FIRST
     anchors = Anchors(torch.tensor([[7, anchor], [3, 9]]), torch.ones(2, 2, dtype=torch.bool))
     trained = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None).view(2, 2, 4, -1)[0, 1]
@@ -190,7 +186,7 @@ def test_training_in_eager_attention_is_that_in_sdpa():
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter)
-    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    recorded, _ = GuestTarget(target, drafter.config.target_layer_ids).read(packed_documents())
     anchors = Anchors(torch.tensor([[7, 16], [3, 9]]), torch.ones(2, 2, dtype=torch.bool))
     states = {}
     for backend in ("sdpa", "eager"):
@@ -204,7 +200,7 @@ def test_a_shifted_block_reads_the_carried_rows_of_its_own_branch():
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter)
     guest = GuestTarget(target, drafter.config.target_layer_ids)
-    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    recorded, cache = guest.read(packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
     shifted, carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))
     row, branch, anchor = 1, 1, 12
@@ -234,7 +230,7 @@ def test_nothing_behind_an_anchor_moves_its_block(carry):
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter)
     guest = GuestTarget(target, drafter.config.target_layer_ids)
-    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    recorded, cache = guest.read(packed_documents(), keep_cache=True)
     anchors = Anchors(torch.tensor([[5, 8], [6, 12]]), torch.ones(2, 2, dtype=torch.bool))
     carried = after_rejection(recorded, anchors, verify(loss, recorded, cache, anchors))[1] if carry else None
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, carried).view(2, 2, 4, -1)
@@ -249,7 +245,7 @@ def test_another_documents_rows_never_move_a_block():
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter)
-    recorded, _ = read(GuestTarget(target, drafter.config.target_layer_ids), packed_documents())
+    recorded, _ = GuestTarget(target, drafter.config.target_layer_ids).read(packed_documents())
     anchors = Anchors(torch.tensor([[15], [15]]), torch.ones(2, 1, dtype=torch.bool))
     before = loss.hidden(recorded, drafter.fuse(recorded.features), anchors, None)
     recorded.features = recorded.features.clone()
@@ -315,7 +311,7 @@ def test_chunks_of_anchors_change_neither_loss_nor_gradient(carry):
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     guest = GuestTarget(target, drafter.config.target_layer_ids)
-    recorded, cache = read(guest, packed_documents(), keep_cache=True)
+    recorded, cache = guest.read(packed_documents(), keep_cache=True)
     whole, chunked = draft_loss(target, drafter, 64), draft_loss(target, drafter, 2)
     anchors, carried = sample_anchors(recorded.eligible(), 7, seeds=[0, 1]), None
     if carry:
@@ -335,7 +331,7 @@ def test_the_teacher_is_what_the_target_generates_from():
     drafter = random_drafter(target, draft_vocab_size=40)
     drafter.d2t.copy_(torch.arange(10, 50))
     loss = draft_loss(target, drafter)
-    recorded, _ = read(loss.guest, packed_documents())
+    recorded, _ = loss.guest.read(packed_documents())
     anchors = Anchors(torch.tensor([[5], [7]]), torch.ones(2, 1, dtype=torch.bool))
     alone = target(recorded.tokens[1:, :10]).logits[0, 7:].softmax(dim=-1)[:, 10:50]
     final = anchors.take(recorded.final, torch.arange(drafter.config.num_drafted)).flatten(0, 1)
@@ -375,7 +371,7 @@ def test_a_block_behind_a_block_in_training_is_that_of_generation(anchor_predict
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": window} if window else {}
     drafter = random_drafter(target, anchor_predicts=anchor_predicts, **sliding)
     loss, count = draft_loss(target, drafter), drafter.config.num_drafted
-    recorded, _ = read(loss.guest, packed_documents())
+    recorded, _ = loss.guest.read(packed_documents())
     row, branch, anchor = 1, 1, 9
     anchors = Anchors(torch.tensor([[5, 14], [3, anchor]]), torch.ones(2, 2, dtype=torch.bool))
     context = drafter.fuse(recorded.features)
@@ -404,7 +400,7 @@ def test_half_of_a_looped_loss_is_the_first_blocks_and_half_the_last_ones():
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     loss, count = draft_loss(target, drafter), drafter.config.num_drafted
-    recorded, _ = read(loss.guest, packed_documents())
+    recorded, _ = loss.guest.read(packed_documents())
     anchors = Anchors(torch.tensor([[4, 18], [6, 9]]), torch.ones(2, 2, dtype=torch.bool))
     context = drafter.fuse(recorded.features)
     first = loss.hidden(recorded, context, anchors, None)
@@ -436,7 +432,7 @@ def test_gradients_go_through_looped_states_unless_told_otherwise():
     target = tiny_target("qwen3")
     drafter = random_drafter(target)
     loss = draft_loss(target, drafter, anchors_per_chunk=1)
-    recorded, _ = read(loss.guest, packed_documents())
+    recorded, _ = loss.guest.read(packed_documents())
     anchors = Anchors(torch.tensor([[4, 5], [6, 9]]), torch.ones(2, 2, dtype=torch.bool))
     gradients = {}
     for through in (True, False):

@@ -136,7 +136,7 @@ class CarryoverTrainer(Trainer):
     def _objective(self, inputs, seeds: list[int], share: torch.Tensor) -> torch.Tensor:
         """Mean loss of a block in each sequence, times the sequence's `share`, averaged over the objectives."""
         if self.features is None:
-            recorded, cache = self.guest.read_batch(inputs, keep_cache="carryover" in self.args.objectives)
+            recorded, cache = self.guest.read(inputs, keep_cache="carryover" in self.args.objectives)
         else:
             recorded, cache = self.features.read(inputs), None
         anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds)
@@ -218,7 +218,7 @@ class CarryoverTrainer(Trainer):
         for inputs in tqdm(self.get_eval_dataloader(dataset), desc="evaluate", leave=False, disable=None):
             inputs = self._prepare_inputs(inputs)
             with self.accelerator.autocast():
-                recorded, cache = self.guest.read_batch(inputs, keep_cache=carryover)
+                recorded, cache = self.guest.read(inputs, keep_cache=carryover)
                 anchors = sample_anchors(recorded.eligible(), self.args.num_anchors, seeds=None)
                 counted = {"tau": self.draft_loss(recorded, anchors)[1]}
                 if "loop" in self.args.objectives:
@@ -245,7 +245,7 @@ class CarryoverTrainer(Trainer):
         for sequence in pack(rows, self.args.max_length):
             inputs = self._prepare_inputs(PackedCollator()([{**sequence, "sequence": 0}]))
             with self.accelerator.autocast():
-                recorded, _ = self.guest.read_batch(inputs, keep_cache=False)
+                recorded, _ = self.guest.read(inputs, keep_cache=False)
                 anchors = sample_anchors(recorded.eligible(), recorded.tokens.shape[1], seeds=None)
                 labels = Labels.of(recorded, anchors, self.draft_loss.drafter.config.num_drafted)
                 hit = self.draft_loss.draft(recorded, anchors) == labels.tokens

@@ -4,8 +4,7 @@
 batch of prompts does, because
 
 - a finished row leaves its slot at once and the next prompt takes it;
-- keys and values lie in one preallocated buffer, of which only the live part is read, by groups of slots of similar
-  length;
+- slots of similar length are read together, from keys and values that are hardly wider than the longest of them;
 - what all prompts begin with is read once.
 """
 

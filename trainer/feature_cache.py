@@ -61,7 +61,7 @@ class FeatureCache:
         collate = PackedCollator()
         for first in tqdm(range(0, len(sequences), batch_size), desc="features", disable=None):
             numbers = range(first, min(first + batch_size, len(sequences)))
-            recorded, _ = guest.read_batch(collate([sequences[number] for number in numbers]))
+            recorded, _ = guest.read(collate([sequences[number] for number in numbers]))
             states = torch.cat((recorded.features, recorded.final), dim=-1)
             for row, number in enumerate(numbers):
                 start, stop = self.starts[number : number + 2]

@@ -19,15 +19,15 @@ class GuestTarget:
         self.layers = [i + 1 for i in target_layer_ids]
 
     @torch.no_grad()
-    def read(
-        self, tokens, loss_mask, document, position, keep_cache: bool = False
-    ) -> tuple[Recorded, DynamicCache | None]:
+    def read(self, batch: dict[str, torch.Tensor], keep_cache: bool = False) -> tuple[Recorded, DynamicCache | None]:
         """
-        Run the target over packed sequences (shapes as in [`Recorded`]).
+        Run the target over packed sequences, as a [`PackedCollator`] makes them.
 
         Returns:
             [`Recorded`], and the target's keys and values if they are wanted for [`judge`].
         """
+        tokens, loss_mask, document = batch["input_ids"], batch["loss_mask"].bool(), batch["document"]
+        position = batch["position"]
         recorded = Recorded(tokens, loss_mask, document, position, features=tokens, final=tokens)
         keys = recorded.rows()
         branch = torch.where(document < 0, HIDDEN, NONE)  # padding sees padding, so that no row is fully masked
@@ -35,13 +35,6 @@ class GuestTarget:
         cache = DynamicCache() if keep_cache else None  # no configuration: sliding layers keep all rows too
         recorded.features, recorded.final = self._run(tokens, queries, keys, cache)
         return recorded, cache
-
-    def read_batch(
-        self, batch: dict[str, torch.Tensor], keep_cache: bool = False
-    ) -> tuple[Recorded, DynamicCache | None]:
-        """`read` what a [`PackedCollator`] made."""
-        loss_mask = batch["loss_mask"].bool()
-        return self.read(batch["input_ids"], loss_mask, batch["document"], batch["position"], keep_cache)
 
     @torch.no_grad()
     def judge(

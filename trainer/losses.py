@@ -63,8 +63,7 @@ def best_is(scores: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         `torch.BoolTensor` of shape `(...)`.
     """
     best = scores.amax(dim=-1) == scores.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    best[best.clone()] = scores[best].argmax(dim=-1) == tokens[best]  # of several best ones, the first
-    return best
+    return best.masked_scatter(best, scores[best].argmax(dim=-1) == tokens[best])  # of several best ones, the first
 
 
 def leading_run(hit: torch.Tensor, supervised: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,9 @@ class DraftLoss:
         first = 0 if looped is None else looped.shape[2]
         state = anchors.take(context, -1).squeeze(2) if looped is None else looped[:, :, -1]
         queries = anchors.rows(recorded, drafter.config.block_size, first)
-        seen = anchors.reach(recorded)
+        # A block mask skips what nobody sees by itself, and is compiled anew for every other shape.
+        flex = drafter.config._attn_implementation == "flex_attention"
+        seen = slice(None) if flex else anchors.reach(recorded)
         keys = [recorded.rows()[:, seen]]
         behind = torch.nn.functional.pad(recorded.tokens[:, 1:], (0, 1), value=-1)
         paired = [drafter.pair(context[:, seen], behind[:, seen], embed)]
@@ -187,7 +189,7 @@ class DraftLoss:
         known = supervised & (ids >= 0)
         ids = ids.clamp(min=0)
         cross_entropy = -log_probs.gather(-1, ids.unsqueeze(-1)).squeeze(-1) * known
-        hit = best_is(log_probs, ids) & known
+        hit = best_is(log_probs.detach(), ids) & known
         weights = position_weights(self.weights, cross_entropy, hit, supervised, self.decay)
         loss = cross_entropy
         if self.loss_type == "curriculum":

@@ -98,10 +98,8 @@ class GroupedRows:
     def load(self, first: int, rows: torch.Tensor) -> None:
         """Put `rows` of shape `(n, kv_heads, columns, head_dim)` into the slots from `first` on."""
         for group, part, place in groups_of(first, first + len(rows)):
-            if group == len(self.buffers):
-                self.buffers.append(rows.new_zeros(GROUP, rows.shape[1], 0, rows.shape[3]))
-            self.buffers[group] = _widened(self.buffers[group], rows.shape[2])
-            self.buffers[group][place, :, : rows.shape[2]] = rows[part.start - first : part.stop - first]
+            buffer = self._buffer(group, rows.shape[2], rows)
+            buffer[place, :, : rows.shape[2]] = rows[part.start - first : part.stop - first]
 
     def move(self, order: Sequence[int], first: int, columns: Sequence[int]) -> None:
         """
@@ -131,10 +129,17 @@ class GroupedRows:
         """
         read = []
         for group, part, place in groups_of(0, len(rows)):
-            self.buffers[group] = buffer = _widened(self.buffers[group], widths[group])
+            buffer = self._buffer(group, widths[group], rows)
             buffer[torch.arange(place.stop, device=column.device), :, column[part]] = rows[part, :, 0]
             read.append(buffer[place])
         return read
+
+    def _buffer(self, group: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+        """The buffer of a group with at least so many columns; groups come into being in order."""
+        if group == len(self.buffers):
+            self.buffers.append(like.new_zeros(GROUP, like.shape[1], 0, like.shape[3]))
+        self.buffers[group] = _widened(self.buffers[group], columns)
+        return self.buffers[group]
 
 
 def _widened(buffer: torch.Tensor, columns: int) -> torch.Tensor:
