@@ -16,15 +16,19 @@ from hf_carryover.trainer.verification import Verified, after_rejection, verify
 LENGTH, ANCHORS = 512, 96
 
 
-def reconvergence(verified: Verified) -> torch.Tensor:
+def reconvergence(verified: Verified, said: torch.Tensor) -> torch.Tensor:
     """
     Share of the rejected states q for which the target's best token at q - 1, q or q + 1 is the one that is committed
     at the position that state q predicts (arXiv 2609.14717, section 5).
 
+    Args:
+        said (`torch.LongTensor` of shape `(batch, anchors, num_drafted)`):
+            The target's choice in place of each draft: the best token of the state before it.
+
     Returns:
         `torch.Tensor` of shape `(batch, anchors)`, 0 where no state was rejected.
     """
-    said, labels = verified.said, verified.labels  # the target's choice in place of a draft: of the state before it
+    labels = verified.labels
     committed, known = labels.tokens[..., 1:], labels.supervised[..., 1:]
     count = committed.shape[-1]
     near = torch.stack([F.pad(said, (0, 1), value=-1)[..., shift : shift + count] == committed for shift in range(3)])
@@ -55,10 +59,12 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
         drafts, accepted, labels = verified.drafts, verified.accepted, verified.labels
         whole = labels.supervised.all(dim=-1) & (accepted < drafts.shape[-1] - 1)
         behind = (accepted + 1).clamp(max=drafts.shape[-1] - 1).unsqueeze(-1)
-        committed, said, had = (each.gather(-1, behind)[..., 0] for each in (labels.tokens, verified.said, drafts))
+        said = guest.logits(verified.final).argmax(dim=-1)
+        near = reconvergence(verified, said)
+        committed, said, had = (each.gather(-1, behind)[..., 0] for each in (labels.tokens, said, drafts))
         again = loss.draft(recorded, after_rejection(recorded, anchors, verified)[0])[..., 0]
         right = [said == committed, had == committed, (said == committed) & (again != committed)]
-        sums = [whole, reconvergence(verified) * whole, *(each & whole for each in right)]
+        sums = [whole, near * whole, *(each & whole for each in right)]
         counts += torch.stack([each.sum().float() for each in sums])
     names = ("reconverged", "target says", "draft had", "only target")
     return {"rounds": int(counts[0])} | dict(zip(names, (counts[1:] / counts[0]).tolist(), strict=True))

@@ -1,8 +1,8 @@
 """
 How much faster a target answers prompts in slots than in padded batches of `generate`, same prompts and batch size.
 
-Answers that repeat themselves are of no use to a drafter: they are dropped from both, and slots give up on them early,
-as `synthesize` does.
+Answers that repeat themselves are of no use to a drafter: they are dropped from both, and where an answer goes in
+circles at last, only what is before that counts. Slots give up on it there, as `synthesize` does.
 
     python -m benchmarks.synthesis_speed --prompts 512 --batch-size 128
 """
@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from benchmarks.report import markdown_table, write_report
 from hf_carryover.demo_target import load_demo_target
 from hf_carryover.trainer.chat import prompt_ids, user_header
-from hf_carryover.trainer.data import repeats_itself
+from hf_carryover.trainer.data import goes_in_circles, repeats_itself
 from hf_carryover.trainer.decode import generate_batched
 
 WAYS = {"generate": False, "slots": True}
@@ -32,12 +32,17 @@ def own_questions(target, tokenizer, count: int) -> list[list[int]]:
     return [prompt_ids(tokenizer, [{"role": "user", "content": question}], None) for question in questions]
 
 
+def before_circles(ids: list[int]) -> list[int]:
+    """An answer up to where it says nothing new any more."""
+    return next((ids[:end] for end in range(len(ids)) if goes_in_circles(ids[:end])), ids)
+
+
 def measure(target, prompts: list[list[int]], way: str, batch_size: int, tokens: int) -> dict[str, float | int | str]:
-    """Usable tokens, up to each row's end, by second of the clock and of the processor."""
+    """Usable tokens by second of the clock and of the processor."""
     clock, processor = time.perf_counter(), time.process_time()
-    settings = {"max_new_tokens": tokens, "batch_size": batch_size, "give_up": repeats_itself}
+    settings = {"max_new_tokens": tokens, "batch_size": batch_size, "give_up": goes_in_circles}
     answers = [ids for _, ids in generate_batched(target, prompts, fast=WAYS[way], **settings)]
-    usable = [ids for ids in answers if not repeats_itself(ids)]
+    usable = [ids for ids in map(before_circles, answers) if not repeats_itself(ids)]
     clock, processor = time.perf_counter() - clock, time.process_time() - processor
     return {
         "way": way,

@@ -90,8 +90,9 @@ def plain_step(target: PreTrainedModel, drafter: DFlashDrafter, count: int) -> i
         position_ids=keys.position,
         attention_mask={"full_attention": mask},
     ).last_hidden_state
-    logits = target.get_output_embeddings()(hidden.view(count, drafter.config.block_size, -1)[:, 1:]).float()
-    cross_entropy = F.cross_entropy(logits.flatten(0, 1), labels.tokens.flatten(), reduction="none")
+    predicting = hidden.view(count, drafter.config.block_size, -1)[:, 1:].flatten(0, 1)
+    logits = target.get_output_embeddings()(predicting).float()
+    cross_entropy = F.cross_entropy(logits, labels.tokens.flatten(), reduction="none")
     decay = torch.exp(-torch.arange(drafter.config.num_drafted) / 4.0)
     (cross_entropy.view(1, count, -1) * decay * labels.supervised).sum().backward()
     return int(labels.supervised.sum())

@@ -246,7 +246,8 @@ class Drafter(StrictlyLoaded):
         Returns:
             `torch.Tensor` of shape `(batch, num_drafted, draft_vocab)`.
         """
-        hidden = self.predicting(hidden)
+        # Of a strided batch PyTorch makes one product a block: 3 times as slow in fp32 on a CPU, 100 times in bf16.
+        hidden = self.predicting(hidden).contiguous()
         logits = head(hidden).to(hidden.device)
         if self.config.output_multiplier != 1.0:
             logits = logits * self.config.output_multiplier

@@ -12,7 +12,7 @@ from tiny import tiny_target
 from transformers import GenerationConfig
 
 from hf_carryover.trainer import synthesis
-from hf_carryover.trainer.data import hold_out, is_held_out, load_rows, recorded_text, repeats_itself
+from hf_carryover.trainer.data import goes_in_circles, hold_out, is_held_out, load_rows, recorded_text, repeats_itself
 from hf_carryover.trainer.synthesis import regenerate, synthesize
 
 TOKENIZER = byte_tokenizer()
@@ -132,6 +132,17 @@ def test_repeats_itself():
     # Half of the runs are new: 4 tokens begin 4 of them, the last 3 begin none.
     assert not repeats_itself([*range(33), *range(33)][:64])
     assert repeats_itself([*range(20), *range(20), *range(20)])
+
+
+def test_goes_in_circles_once_a_whole_window_has_been_said_before():
+    new, circle = list(range(100, 300)), [7, 8, 9] * 20
+    assert not goes_in_circles(new)
+    assert not goes_in_circles([])
+    # The first run of the circle that is not new is its fourth; 32 of those are a window.
+    assert not goes_in_circles([*new, *circle[: 3 + 3 + 31]])
+    assert goes_in_circles([*new, *circle[: 3 + 3 + 32]])
+    assert not repeats_itself([*new, *circle]), "most of it is worth learning"
+    assert not goes_in_circles([*new, *circle, 1]), "it has found a way out"
 
 
 def test_every_form_of_rows(tmp_path):

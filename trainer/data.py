@@ -93,8 +93,21 @@ def repeats_itself(ids: Sequence[int]) -> bool:
     Whether more than half of the four-token runs of an answer have occurred in it before. Small targets loop like that
     in a fifth of their greedy answers, and a drafter learns nothing from it. Under 32 tokens it is too early to say.
     """
-    runs = list(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
+    runs = _runs_of_four(ids)
     return len(ids) >= 32 and len(set(runs)) < len(runs) / 2
+
+
+def goes_in_circles(ids: Sequence[int], window: int = 32) -> bool:
+    """
+    Whether an answer says nothing new any more: each of the last `window` four-token runs has occurred in it before.
+    A target that decodes greedily hardly ever leaves such a circle, so the rest of the answer need not be waited for.
+    """
+    runs = _runs_of_four(ids)
+    return bool(runs) and set(runs[-window:]) <= set(runs[:-window])
+
+
+def _runs_of_four(ids: Sequence[int]) -> list[tuple[int, ...]]:
+    return list(zip(ids, ids[1:], ids[2:], ids[3:], strict=False))
 
 
 def recorded_text(texts: Iterable[str | Path], tokenizer: PreTrainedTokenizerBase, seq_len: int) -> Dataset:

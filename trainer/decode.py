@@ -22,7 +22,7 @@ from .slots import STEP, groups_of, slot_attention, slot_cache, start_of_group, 
 
 logger = logging.get_logger(__name__)
 
-ASK_EVERY = 32  # tokens between two calls of `give_up`
+ASK_EVERY = 16  # tokens between two calls of `give_up`
 
 
 @dataclass
@@ -65,7 +65,7 @@ def generate_batched(
         numbers (`list[int]`, *optional*): What the rows are called; 0, 1, ... by default.
         greedy (`list[bool]`, *optional*): Rows that take the likeliest token although `generation_config` samples.
         give_up (`Callable`, *optional*):
-            Asked every 32 tokens whether a row is not worth going on with; such a row is yielded as far as it got.
+            Asked every 16 tokens whether a row is not worth going on with; such a row is yielded as far as it got.
             `model.generate` cannot be asked, and finishes the row.
         fast (`bool`, *optional*):
             `True` insists on slots and `False` on `model.generate`; by default the model decides.

@@ -49,16 +49,15 @@ class GuestTarget:
         Returns:
             `torch.Tensor` of shape `(batch, anchors, num_drafted, n_layers * target_hidden)`: features of the drafts,
             and
-            `torch.LongTensor` of shape `(batch, anchors, num_drafted)`: what the target would have said in their
-            place.
+            `torch.Tensor` of shape `(batch, anchors, num_drafted, target_hidden)`: the last states that predict them,
+            from which [`logits`] tells what the target would have said in their place.
         """
         queries = anchors.rows(recorded, drafts.shape[-1], first=1, includes_anchor=True)
         keys = Rows.concatenate(recorded.rows(), queries)
         features, final = self._run(drafts.flatten(1), queries, keys, cache)
         cache.crop(-queries.branch.shape[1])
         final = final.view(*drafts.shape, -1)
-        before = torch.cat((anchors.take(recorded.final), final[:, :, :-1]), dim=2)
-        return features.view(*drafts.shape, -1), self.logits(before).argmax(dim=-1)
+        return features.view(*drafts.shape, -1), torch.cat((anchors.take(recorded.final), final[:, :, :-1]), dim=2)
 
     @torch.no_grad()
     def logits(self, final: torch.Tensor, head=None) -> torch.Tensor:

@@ -24,7 +24,7 @@ from transformers.utils import logging
 
 from ..generation.pairing import end_tokens
 from .chat import prompt_ids, read_messages, user_header
-from .data import repeats_itself
+from .data import goes_in_circles, repeats_itself
 from .decode import generate_batched
 
 logger = logging.get_logger(__name__)
@@ -166,7 +166,7 @@ def _questions(target, tokenizer, rows: RowFolder, batch_size: int, template) ->
         generation_config=config,
         seed=settings["seed"],
         numbers=missing,
-        give_up=repeats_itself,
+        give_up=goes_in_circles,
     )
     special = set(tokenizer.all_special_ids)
     for row, ids in _progress(sampled, len(missing), "questions"):
@@ -266,7 +266,7 @@ def _answer(
         seed=seed,
         numbers=missing,
         greedy=[greedy[row] for row in missing],
-        give_up=repeats_itself,
+        give_up=goes_in_circles,
     )
     for row, ids in _progress(decoded, len(missing), "answers"):
         rows.add(

@@ -46,17 +46,18 @@ class Verified:
     What the target makes of drafts; all of shape `(batch, anchors, num_drafted)`, but `accepted` without the last.
 
     Attributes:
-        drafts (`torch.LongTensor`), said (`torch.LongTensor`): Drafted tokens, and the target's own in their place.
+        drafts (`torch.LongTensor`): Drafted tokens.
         labels ([`Labels`]): What is recorded there.
         accepted (`torch.LongTensor`): Drafted tokens before the first wrong one.
         features (`torch.Tensor` of shape `(..., n_layers * target_hidden)`): The target's, of the drafted tokens.
+        final (`torch.Tensor` of shape `(..., target_hidden)`): The target's last states that predict them.
     """
 
     drafts: torch.Tensor
-    said: torch.Tensor
     labels: Labels
     accepted: torch.Tensor
     features: torch.Tensor
+    final: torch.Tensor
 
 
 def verify(loss: "DraftLoss", recorded: Recorded, cache, anchors: Anchors, against_target: bool = False) -> Verified:
@@ -69,9 +70,9 @@ def verify(loss: "DraftLoss", recorded: Recorded, cache, anchors: Anchors, again
     """
     drafts = loss.draft(recorded, anchors)
     labels = Labels.of(recorded, anchors, loss.drafter.config.num_drafted)
-    features, said = loss.guest.judge(recorded, cache, anchors, drafts)
-    accepted = leading_run(drafts == (said if against_target else labels.tokens), labels.supervised)
-    return Verified(drafts, said, labels, accepted, features)
+    features, final = loss.guest.judge(recorded, cache, anchors, drafts)
+    right = loss.guest.logits(final).argmax(dim=-1) if against_target else labels.tokens
+    return Verified(drafts, labels, leading_run(drafts == right, labels.supervised), features, final)
 
 
 def after_rejection(recorded: Recorded, anchors: Anchors, verified: Verified) -> tuple[Anchors, Carried]:
