@@ -238,6 +238,7 @@ def test_a_weight_that_is_no_longer_finite_is_named(tmp_path):
         ({"verify_against": "me"}, "`verify_against` is 'me': write one of recorded, target"),
         ({"num_anchors": 0}, "`num_anchors` is 0: write at least 1"),
         ({"loss_decay": 0.0}, "`loss_decay` is 0.0"),
+        ({"carry_learning_rate": -1.0}, "`carry_learning_rate` is -1.0: write a number of medians"),
         ({"cached_features": "here", "objectives": ["carryover"]}, "`cached_features` spares the target"),
         ({"fp16": True, "num_anchors": 9, "anchors_per_chunk": 8}, "`fp16` scales the loss, which comes too late"),
     ],
@@ -256,6 +257,20 @@ def test_a_target_that_does_not_fit_is_refused_before_training(tmp_path):
     drafter = random_drafter(tiny_target("qwen3", hidden_size=64, head_dim=16))
     with pytest.raises(ValueError, match="does not fit"):
         CarryoverTrainer(model=drafter, target_model=tiny_target("qwen3"), args=arguments(tmp_path))
+
+
+def test_the_carry_embedding_learns_on_the_scale_of_the_features(tmp_path):
+    learner = trainer(
+        tmp_path, objectives=["carryover"], max_steps=1, learning_rate=1e-3, carry_learning_rate=0.5, warmup_steps=0
+    )
+    batch = learner.get_train_dataloader().collate_fn([learner.train_dataset[0]])
+    median = learner.guest.read(batch)[0].features.abs().median().item()
+    before = weights(learner)
+    learner.train()
+    # The first step of Adam is the learning rate in every coordinate that has a gradient.
+    moved = {name: (value - before[name]).abs().max().item() for name, value in weights(learner).items()}
+    assert moved.pop("carry_embedding.weight") == pytest.approx(0.5 * median, rel=1e-3)
+    assert max(moved.values()) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_an_adapter_trains_resumes_and_reloads_to_the_same_drafts(tmp_path):

@@ -38,6 +38,10 @@ class CarryoverTrainingArguments(TrainingArguments):
         verify_against (`str`, *optional*, defaults to `"recorded"`):
             What the first draft of `"carryover"` is accepted by: the `"recorded"` tokens or the `"target"`'s own
             choice.
+        carry_learning_rate (`float`, *optional*, defaults to 0.03):
+            Initial learning rate of the carry embedding, in medians of the target's features, which it is added to.
+            These are so large that at the rate of the weights carried rows would look like committed ones for
+            thousands of steps.
         loop_stages (`int`, *optional*, defaults to 3):
             Most blocks that `"loop"` drafts behind the first one, over the recorded tokens.
         loop_gradient (`bool`, *optional*, defaults to `True`):
@@ -79,6 +83,7 @@ class CarryoverTrainingArguments(TrainingArguments):
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
     loss_type: str = field(default="cross-entropy", metadata={"help": ", ".join(LOSS_TYPES)})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
+    carry_learning_rate: float = field(default=0.03, metadata={"help": "Of the carry embedding, relative to features."})
     loop_stages: int = field(default=3, metadata={"help": "Most blocks drafted behind the first one."})
     loop_gradient: bool = field(default=True, metadata={"help": "Let gradients through the looped states."})
     train_selector_only: bool = field(default=False, metadata={"help": "Leave the drafter as it is."})
@@ -142,7 +147,8 @@ class CarryoverTrainingArguments(TrainingArguments):
                 f"`train_selector_only` is True and `objectives` is {self.objectives}: name `repair` among them, "
                 "which is what trains a selector."
             )
-        if self.loss_decay <= 0:
-            raise ValueError(f"`loss_decay` is {self.loss_decay}: write a number of positions above 0.")
+        for name, unit in (("loss_decay", "positions"), ("carry_learning_rate", "medians of the features")):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"`{name}` is {getattr(self, name)}: write a number of {unit} above 0.")
         # Rows carry their own columns, which the Trainer would otherwise drop as unknown to the drafter's `forward`.
         self.remove_unused_columns = False

@@ -107,6 +107,23 @@ class CarryoverTrainer(Trainer):
             through_looped=args.loop_gradient,
         )
 
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        given = self.optimizer is not None
+        optimizer = super().create_optimizer(model)
+        if not given and "carryover" in self.args.objectives:
+            self._set_carry_embedding_apart(optimizer)
+        return optimizer
+
+    def _set_carry_embedding_apart(self, optimizer: torch.optim.Optimizer):
+        """Give it a learning rate on the scale of what it is added to."""
+        recorded, _ = self.guest.read(self._prepare_inputs(PackedCollator()([self.train_dataset[0]])))
+        rate = self.args.carry_learning_rate * recorded.features.float().abs().median().item()
+        embedding = set(self.draft_loss.drafter.carry_embedding.parameters())
+        for group in list(optimizer.param_groups):
+            if apart := embedding.intersection(group["params"]):
+                group["params"] = [parameter for parameter in group["params"] if parameter not in apart]
+                optimizer.add_param_group(group | {"params": [*apart], "lr": rate, "weight_decay": 0.0})
+
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
         self.draft_loss.forward = model
