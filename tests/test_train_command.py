@@ -79,10 +79,15 @@ def test_an_adapter_is_saved_as_one(tmp_path, recipe):
     base = random_drafter(tiny_target("llama", vocab_size=len(byte_tokenizer())), mask_token_id=MASK)
     base.save_pretrained(tmp_path / "base")
     keys = {"drafter": str(tmp_path / "base"), "lora_rank": 2, "output_dir": str(tmp_path / "adapter")}
-    outcome = train(tmp_path, recipe | keys)
+    outcome = train(tmp_path, recipe | keys | {"objectives": ["carryover", "repair"]})
     assert outcome.exit_code == 0, outcome.output
     assert not (tmp_path / "adapter" / "model.safetensors").exists()
-    PeftModel.from_pretrained(AutoDrafter.from_pretrained(tmp_path / "base"), tmp_path / "adapter")
+    drafter = AutoDrafter.from_pretrained(tmp_path / "base")
+    drafter.add_carryover()
+    drafter.add_repair()
+    adapter = PeftModel.from_pretrained(drafter, tmp_path / "adapter")
+    whole = [name for name in adapter.state_dict() if "modules_to_save" in name]
+    assert {name.split(".")[2] for name in whole} == {"carry_embedding", "selector"}
 
 
 @pytest.mark.parametrize(

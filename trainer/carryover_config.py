@@ -83,7 +83,9 @@ class CarryoverTrainingArguments(TrainingArguments):
     loss_decay: float = field(default=4.0, metadata={"help": "Positions over which exponential weights fall by e."})
     loss_type: str = field(default="cross-entropy", metadata={"help": ", ".join(LOSS_TYPES)})
     verify_against: str = field(default="recorded", metadata={"help": "recorded tokens, or the target's choice."})
-    carry_learning_rate: float = field(default=0.03, metadata={"help": "Of the carry embedding, relative to features."})
+    carry_learning_rate: float = field(
+        default=0.03, metadata={"help": "Of the carry embedding, relative to features."}
+    )
     loop_stages: int = field(default=3, metadata={"help": "Most blocks drafted behind the first one."})
     loop_gradient: bool = field(default=True, metadata={"help": "Let gradients through the looped states."})
     train_selector_only: bool = field(default=False, metadata={"help": "Leave the drafter as it is."})

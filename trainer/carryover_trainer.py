@@ -28,6 +28,16 @@ logger = logging.get_logger(__name__)
 DISAGREEMENT = 0.25  # of τ: answers may have been sampled, and a tie in bf16 changes what is said after it
 
 
+def add_parts(drafter, objectives: list[str]):
+    """Give a drafter the parts and settings that objectives train; those that it has stay as they are."""
+    if "carryover" in objectives:
+        drafter.add_carryover()
+    if "loop" in objectives:
+        drafter.add_looping()
+    if "repair" in objectives:
+        drafter.add_repair()
+
+
 class CarryoverTrainer(Trainer):
     """
     Trains a drafter for a target.
@@ -64,10 +74,7 @@ class CarryoverTrainer(Trainer):
         check_target(target_model)
         check_pair(target_model, model)
         self.target_model = target_model.requires_grad_(False)
-        if "loop" in args.objectives:
-            model.add_looping()
-        if "repair" in args.objectives:
-            model.add_repair()
+        add_parts(model, args.objectives)
         if args.train_selector_only:
             if peft_config is not None:
                 raise ValueError(

@@ -9,7 +9,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 
 from ..modeling import DRAFTERS, Drafter
 from .carryover_config import CarryoverTrainingArguments
-from .carryover_trainer import CarryoverTrainer
+from .carryover_trainer import CarryoverTrainer, add_parts
 from .data import hold_out, load_rows, recorded_text
 from .initialise import initialise_from_target, most_frequent_tokens
 from .training_record import write_training
@@ -90,8 +90,7 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
             drafter.resize_block(arguments.block_size)
     else:
         drafter = new_drafter(arguments, target, rows, "carryover" in training.objectives)
-    if "carryover" in training.objectives:
-        drafter.add_carryover()
+    add_parts(drafter, training.objectives)  # before an adapter is laid over it
     trainer = CarryoverTrainer(
         model=drafter.float(),  # master weights; `bf16` computes in bfloat16 all the same
         target_model=target,
