@@ -42,8 +42,8 @@ def measure(target, prompts: list[list[int]], way: str, batch_size: int, tokens:
     clock, processor = time.perf_counter(), time.process_time()
     settings = {"max_new_tokens": tokens, "batch_size": batch_size, "give_up": goes_in_circles}
     answers = [ids for _, ids in generate_batched(target, prompts, fast=WAYS[way], **settings)]
-    usable = [ids for ids in map(before_circles, answers) if not repeats_itself(ids)]
     clock, processor = time.perf_counter() - clock, time.process_time() - processor
+    usable = [ids for ids in map(before_circles, answers) if not repeats_itself(ids)]
     return {
         "way": way,
         "usable answers": len(usable),

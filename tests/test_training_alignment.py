@@ -451,3 +451,11 @@ def test_stages_are_drawn_for_each_sequence_alone():
     assert not stages[0].equal(stages[1])
     assert stages.unique().tolist() == [2, 3, 4]
     assert all(count > 200 for count in stages.unique(return_counts=True)[1].tolist())
+
+
+def test_the_head_reads_contiguous_states():
+    """Of a strided batch a product is made for every block, which takes many times as long."""
+    drafter = random_drafter(tiny_target("qwen3"))
+    read = []
+    drafter.read_out(torch.zeros(3, 4, drafter.config.hidden_size), lambda hidden: (read.append(hidden), hidden)[1])
+    assert [(hidden.shape[:2], hidden.is_contiguous()) for hidden in read] == [((3, 3), True)]

@@ -124,12 +124,13 @@ class CarryoverTrainer(Trainer):
     def _set_carry_embedding_apart(self, optimizer: torch.optim.Optimizer):
         """Give it a learning rate on the scale of what it is added to."""
         recorded, _ = self.guest.read(self._prepare_inputs(PackedCollator()([self.train_dataset[0]])))
-        rate = self.args.carry_learning_rate * recorded.features.float().abs().median().item()
+        median = self.accelerator.reduce(recorded.features.float().abs().median(), "mean").item()
         embedding = set(self.draft_loss.drafter.carry_embedding.parameters())
         for group in list(optimizer.param_groups):
             if apart := embedding.intersection(group["params"]):
                 group["params"] = [parameter for parameter in group["params"] if parameter not in apart]
-                optimizer.add_param_group(group | {"params": [*apart], "lr": rate, "weight_decay": 0.0})
+                changes = {"params": [*apart], "lr": self.args.carry_learning_rate * median, "weight_decay": 0.0}
+                optimizer.add_param_group(group | changes)
 
     def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
         seeds = [hash((self.args.seed, self.state.global_step, int(i))) & 0x7FFFFFFF for i in inputs["sequence"]]
