@@ -176,7 +176,7 @@ def measure(trainer: CarryoverTrainer, held_out: list[Sentence]) -> dict[str, Me
         recorded, cache = guest.read(PackedCollator()(packed[start : start + 8]), keep_cache=True)
         before = sample_anchors(recorded.eligible(), 48, seeds=None)
         verified = verify(loss, recorded, cache, before)
-        near = reconvergence(verified, loss.guest.logits(verified.final).argmax(dim=-1))
+        near = reconvergence(verified, guest.choice(verified.final))
         anchors, carried = after_rejection(recorded, before, verified)
         anchors.valid = anchors.valid & carried.nonempty()
         labels = Labels.of(recorded, anchors, DRAFTED)

@@ -59,7 +59,7 @@ def reconverged_share(target: PreTrainedModel, drafter, rows: Iterable[Mapping[s
         drafts, accepted, labels = verified.drafts, verified.accepted, verified.labels
         whole = labels.supervised.all(dim=-1) & (accepted < drafts.shape[-1] - 1)
         behind = (accepted + 1).clamp(max=drafts.shape[-1] - 1).unsqueeze(-1)
-        said = guest.logits(verified.final).argmax(dim=-1)
+        said = guest.choice(verified.final)
         near = reconvergence(verified, said)
         committed, said, had = (each.gather(-1, behind)[..., 0] for each in (labels.tokens, said, drafts))
         again = loss.draft(recorded, after_rejection(recorded, anchors, verified)[0])[..., 0]

@@ -155,7 +155,7 @@ def test_branches_are_judged_as_if_each_were_a_sequence_of_its_own(family):
     anchors = Anchors(torch.tensor([[5, 11, 14], [6, 20, 2]]), torch.ones(2, 3, dtype=torch.bool))
     drafts = torch.randint(2, 90, (2, 3, 4), generator=torch.Generator().manual_seed(3))
     features, final = guest.judge(recorded, cache, anchors, drafts)
-    said = guest.logits(final).argmax(dim=-1)
+    said = guest.choice(final)
     for row, branch, start, anchor in ((0, 0, 0, 5), (0, 1, 0, 11), (0, 2, FIRST, 14), (1, 1, 0, 20)):
         tokens = torch.cat((batch["input_ids"][row, start : anchor + 1], drafts[row, branch]))[None]
         alone = features_of(target, guest, tokens)[0, -4:]

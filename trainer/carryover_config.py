@@ -41,7 +41,7 @@ class CarryoverTrainingArguments(TrainingArguments):
         carry_learning_rate (`float`, *optional*, defaults to 0.03):
             Initial learning rate of the carry embedding, in medians of the target's features, which it is added to.
             These are so large that at the rate of the weights carried rows would look like committed ones for
-            thousands of steps.
+            hundreds of steps.
         loop_stages (`int`, *optional*, defaults to 3):
             Most blocks that `"loop"` drafts behind the first one, over the recorded tokens.
         loop_gradient (`bool`, *optional*, defaults to `True`):

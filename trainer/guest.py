@@ -50,7 +50,7 @@ class GuestTarget:
             `torch.Tensor` of shape `(batch, anchors, num_drafted, n_layers * target_hidden)`: features of the drafts,
             and
             `torch.Tensor` of shape `(batch, anchors, num_drafted, target_hidden)`: the last states that predict them,
-            from which [`logits`] tells what the target would have said in their place.
+            from which [`choice`] tells what the target would have said in their place.
         """
         queries = anchors.rows(recorded, drafts.shape[-1], first=1, includes_anchor=True)
         keys = Rows.concatenate(recorded.rows(), queries)
@@ -73,6 +73,10 @@ class GuestTarget:
         logits = head(final.to(self.model.device)).to(final.device).float()
         bound = getattr(self.model.config.get_text_config(decoder=True), "final_logit_softcapping", None)
         return logits if bound is None else bound * torch.tanh(logits / bound)
+
+    def choice(self, final: torch.Tensor) -> torch.Tensor:
+        """The target's best tokens: `final` of shape `(..., target_hidden)` to a `torch.LongTensor` of `(...)`."""
+        return self.logits(final).argmax(dim=-1)
 
     def _run(
         self, tokens: torch.Tensor, queries: Rows, keys: Rows, cache: DynamicCache | None

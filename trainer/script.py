@@ -89,7 +89,7 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
         if arguments.block_size is not None:
             drafter.resize_block(arguments.block_size)
     else:
-        drafter = new_drafter(arguments, target, rows, "carryover" in training.objectives)
+        drafter = new_drafter(arguments, target, rows)
     add_parts(drafter, training.objectives)  # before an adapter is laid over it
     trainer = CarryoverTrainer(
         model=drafter.float(),  # master weights; `bf16` computes in bfloat16 all the same
@@ -107,16 +107,14 @@ def run(arguments: RunArguments, training: CarryoverTrainingArguments, load_draf
     return trainer
 
 
-def new_drafter(arguments: RunArguments, target: PreTrainedModel, rows, carryover: bool) -> Drafter:
+def new_drafter(arguments: RunArguments, target: PreTrainedModel, rows) -> Drafter:
     """A drafter with the weights it starts from."""
     kept = None
     if arguments.draft_vocab_size:
         kept = most_frequent_tokens(rows, arguments.draft_vocab_size)
     names = ("num_hidden_layers", "block_size", "mask_token_id", "qk_norm")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    config = FAMILIES[arguments.family].from_target(
-        target.config, draft_vocab_size=kept and len(kept), carryover=carryover, **given
-    )
+    config = FAMILIES[arguments.family].from_target(target.config, draft_vocab_size=kept and len(kept), **given)
     drafter = AutoModel.from_config(config)
     if kept:
         drafter.d2t.copy_(torch.tensor(kept))

@@ -71,7 +71,7 @@ def verify(loss: "DraftLoss", recorded: Recorded, cache, anchors: Anchors, again
     drafts = loss.draft(recorded, anchors)
     labels = Labels.of(recorded, anchors, loss.drafter.config.num_drafted)
     features, final = loss.guest.judge(recorded, cache, anchors, drafts)
-    right = loss.guest.logits(final).argmax(dim=-1) if against_target else labels.tokens
+    right = loss.guest.choice(final) if against_target else labels.tokens
     return Verified(drafts, labels, leading_run(drafts == right, labels.supervised), features, final)
 
 
